@@ -1,0 +1,374 @@
+"""Pooled raw connections to one worker, and the splice: what a worker sends is written on in the same callback.
+
+A connection is in one of five states. IDLE: in the pool, nothing may arrive. HEAD: a request is out and the answer's
+head is not complete. Then the body, by how it is framed: LENGTH (bytes are counted), CHUNKED (llhttp follows the
+chunks, whose bytes go on as they came) or STREAM (until the worker closes). After the body: IDLE again, or closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from enum import Enum, auto
+from typing import Final, Protocol, cast
+
+import httptools
+
+from backends.errors import UpstreamFault
+from backends.http1 import CRLF2, HeadReader, HttpError, HttpParser, ResponseHead, parse_response_head
+
+_HEAD_LIMIT: Final = 65_536
+_HEADS: Final = HeadReader(parse_response_head)
+
+
+class ResponseSink(Protocol):
+    """Where one answer goes. Each attempt ends with exactly one of `response_end` and `response_fault`."""
+
+    unchunk: bool
+    """True where the sink cannot take chunked framing (an HTTP/1.0 client): it gets the bare body instead."""
+
+    def connected(self, connection: UpstreamConnection) -> None:
+        """The request has been written to this connection."""
+
+    def response_head(self, head: ResponseHead, length: int | None, body: bytes) -> None:
+        """The answer's head, its Content-Length, and the body bytes that came in the same read."""
+
+    def response_data(self, data: bytes) -> None:
+        """More of the body."""
+
+    def response_end(self) -> None:
+        """The answer is complete."""
+
+    def response_fault(self, fault: UpstreamFault, detail: str) -> None:
+        """The attempt failed; no other call follows."""
+
+
+class _State(Enum):
+    IDLE = auto()
+    HEAD = auto()
+    LENGTH = auto()
+    CHUNKED = auto()
+    STREAM = auto()
+    CLOSED = auto()
+
+
+class _BareBody:
+    """Listens to llhttp and hands on the body without its chunk framing."""
+
+    __slots__ = ("connection", "on_body")
+
+    def __init__(self, connection: UpstreamConnection, sink: ResponseSink) -> None:
+        self.connection = connection
+        self.on_body = sink.response_data
+
+    def on_message_complete(self) -> None:
+        self.connection.on_message_complete()
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One keep-alive connection to a worker; carries one exchange at a time."""
+
+    __slots__ = ("_begun", "_complete", "_ended_early", "_head", "_keep", "_left", "_parser", "_paused", "_pool", "_sink", "_state",
+                 "idle_since", "started", "transport", "uses")  # fmt: skip
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+        self._state = _State.IDLE
+        self._sink: ResponseSink | None = None
+        self._parser: HttpParser | None = None
+        self._head = b""
+        self._left = 0
+        self._begun = 0
+        self._complete = False
+        self._keep = False
+        self._paused = False
+        self.started = False
+        self.idle_since = 0.0
+        self.uses = 0
+        self.transport: asyncio.Transport = cast("asyncio.Transport", None)
+
+    # -- used by the pool and the sink
+
+    def send(self, request: bytes, sink: ResponseSink) -> None:
+        """Write one request; its answer goes to `sink`."""
+        self._sink = sink
+        self._state = _State.HEAD
+        self.started = False
+        self.uses += 1
+        self.transport.write(request)
+        sink.connected(self)
+
+    def abort(self) -> None:
+        """Close at once; the sink hears nothing more."""
+        self._sink = None
+        self._close()
+
+    def pause(self) -> None:
+        """Read no more of the answer for now."""
+        if not self._paused and not self.transport.is_closing():
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Go on reading the answer."""
+        if self._paused and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._pool.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        sink = self._sink
+        if sink is None:
+            self._close()  # nobody asked: whatever this is, it must not be taken for the next answer
+            return
+        state = self._state
+        if state is _State.CHUNKED:
+            self._chunked(sink, data)
+        elif state is _State.LENGTH:
+            self._counted(sink, data)
+        elif state is _State.HEAD:
+            self.started = True
+            self._take_head(sink, data)
+        else:
+            sink.response_data(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._pool.closed(self)
+        sink, state = self._sink, self._state
+        self._state = _State.CLOSED
+        self._sink = None
+        self._parser = None
+        if sink is None:
+            return
+        if state is _State.STREAM and error is None:
+            sink.response_end()
+        elif state is _State.HEAD and not self.started:
+            sink.response_fault(UpstreamFault.RESET, str(error or "end of stream"))
+        else:
+            sink.response_fault(UpstreamFault.TRUNCATED, str(error or "end of stream"))
+
+    # -- httptools, for chunked bodies
+
+    def on_message_begin(self) -> None:
+        self._begun += 1
+
+    def on_message_complete(self) -> None:
+        self._complete = True
+
+    # -- the answer
+
+    def _take_head(self, sink: ResponseSink, data: bytes) -> None:
+        if self._head:
+            data = self._head + data
+            self._head = b""
+        while True:
+            end = data.find(CRLF2)
+            if end < 0:
+                if len(data) > _HEAD_LIMIT:
+                    self._fault(UpstreamFault.MALFORMED, f"head longer than {_HEAD_LIMIT} bytes")
+                else:
+                    self._head = data
+                return
+            end += 4
+            self._begun = 0
+            self._complete = False
+            try:
+                head, length, parser = _HEADS.read(data[:end], _BareBody(self, sink) if sink.unchunk else self)
+            except HttpError as error:
+                self._fault(UpstreamFault.MALFORMED, error.message)
+                return
+            body = data[end:]
+            if head.status >= 200:
+                break
+            data = body  # an interim answer ends here: this gateway has promised its client none
+        self._keep = head.keep_alive
+        if head.chunked:
+            self._state = _State.CHUNKED
+            self._parser = parser
+            if sink.unchunk:
+                sink.response_head(head, None, b"")
+                if body:
+                    self._chunked(sink, body)
+            elif not body:
+                sink.response_head(head, length, body)
+            elif self._follow(body):
+                sink.response_head(head, length, body)
+                if self._complete:
+                    self._end(sink)
+        elif head.bodiless:
+            self._left = 0
+            if body:
+                self._keep = False
+            sink.response_head(head, length, b"")
+            self._end(sink)
+        elif length is None:
+            self._state = _State.STREAM
+            sink.response_head(head, length, body)
+        else:
+            self._state = _State.LENGTH
+            left = self._left = length - len(body)
+            if left < 0:
+                body = body[:left]
+                self._keep = False
+            sink.response_head(head, length, body)
+            if left <= 0:
+                self._end(sink)
+
+    def _counted(self, sink: ResponseSink, data: bytes) -> None:
+        left = self._left = self._left - len(data)
+        if left < 0:
+            data = data[:left]
+            self._keep = False
+        sink.response_data(data)
+        if left <= 0:
+            self._end(sink)
+
+    def _chunked(self, sink: ResponseSink, data: bytes) -> None:
+        if self._follow(data):
+            if not sink.unchunk:
+                sink.response_data(data)
+            if self._complete:
+                self._end(sink)
+
+    def _follow(self, data: bytes) -> bool:
+        """Let llhttp follow the chunks. False where they break off into something that is not this answer."""
+        try:
+            self._parser.feed_data(data)  # type: ignore[union-attr]  # set together with the CHUNKED state
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._complete:
+                self._fault(UpstreamFault.MALFORMED, str(error))
+                return False
+            self._begun = 2
+        if self._begun > 1:
+            # Where the answer ended inside these bytes cannot be told, so none of them may reach the client.
+            self._fault(UpstreamFault.MALFORMED, "bytes after the end of the answer")
+            return False
+        return True
+
+    def _end(self, sink: ResponseSink) -> None:
+        self._sink = None
+        self._parser = None
+        self._state = _State.IDLE
+        self.resume()
+        if self._keep and not self.transport.get_write_buffer_size():
+            self._pool.put(self)
+        else:
+            self._close()
+        sink.response_end()
+
+    def _fault(self, fault: UpstreamFault, detail: str) -> None:
+        sink, self._sink = self._sink, None
+        self._close()
+        if sink is not None:
+            sink.response_fault(fault, detail)
+
+    def _close(self) -> None:
+        self._state = _State.CLOSED
+        self._parser = None
+        self.transport.abort()
+
+
+class UpstreamPool:
+    """The connections to one worker: the one used last is taken first, so that the others can grow old and close."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        connect_timeout: float,
+        keepalive: float,
+        max_idle: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """`connect_timeout` and `keepalive` in seconds; at most `max_idle` connections wait in the pool."""
+        self.host = host
+        self.port = port
+        self._connect_timeout = connect_timeout
+        self._keepalive = keepalive
+        self._max_idle = max_idle
+        self._loop = loop
+        self._idle: deque[UpstreamConnection] = deque()
+        self._open: set[UpstreamConnection] = set()
+        self._connecting: dict[ResponseSink, asyncio.Task[None]] = {}
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that are open, idle ones included."""
+        return len(self._open)
+
+    def send(self, request: bytes, sink: ResponseSink, *, fresh: bool = False) -> None:
+        """Send one request, on an idle connection where there is one and `fresh` does not ask for a new one."""
+        while self._idle and not fresh:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                connection.send(request, sink)
+                return
+        self._connecting[sink] = self._loop.create_task(self._connect(request, sink))
+
+    def cancel(self, sink: ResponseSink) -> None:
+        """Give up on a connection that is still being opened for `sink`."""
+        task = self._connecting.pop(sink, None)
+        if task is not None:
+            task.cancel()
+
+    def expire(self, now: float) -> None:
+        """Close what has been idle for longer than `keepalive`; the oldest stand at the left."""
+        while self._idle and now - self._idle[0].idle_since > self._keepalive:
+            self._idle.popleft().abort()
+
+    async def close(self) -> None:
+        """Close every connection and give up on those being opened."""
+        tasks = list(self._connecting.values())
+        self._connecting.clear()
+        for task in tasks:
+            task.cancel()
+        for connection in list(self._open):
+            connection.abort()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _connect(self, request: bytes, sink: ResponseSink) -> None:
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await self._loop.create_connection(
+                    lambda: UpstreamConnection(self), self.host, self.port
+                )
+        except TimeoutError:
+            fault, detail = UpstreamFault.CONNECT_TIMEOUT, f"after {self._connect_timeout:g} s"
+        except OSError as error:
+            fault, detail = UpstreamFault.REFUSED, error.strerror or str(error)
+        else:
+            del self._connecting[sink]
+            connection.send(request, sink)
+            return
+        del self._connecting[sink]
+        sink.response_fault(fault, detail)
+
+    # -- called by the connections
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        self._open.add(connection)
+
+    def closed(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
+        with contextlib.suppress(ValueError):
+            self._idle.remove(connection)
+
+    def put(self, connection: UpstreamConnection) -> None:
+        if len(self._idle) >= self._max_idle:
+            self._idle.popleft().abort()
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)

@@ -1,0 +1,61 @@
+"""Asks each worker which models it serves, now and then, off the hot path."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import aiohttp
+import orjson
+
+from backends.fleet_state import FleetState, Worker
+
+log = logging.getLogger(__name__)
+
+_ANSWER_LIMIT: Final = 4 << 20
+
+
+class WorkerProbe:
+    """Reads `/v1/models` of every worker each `interval` seconds; one slow worker holds up none of the others."""
+
+    def __init__(
+        self, fleet: FleetState, *, interval: float, timeout: float, on_models: Callable[[Worker], None]
+    ) -> None:
+        """`on_models` is called each time a worker has answered, after the fleet has learnt from it."""
+        self._fleet = fleet
+        self._interval = interval
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._on_models = on_models
+        self._troubled: set[Worker] = set()
+
+    async def run(self, first_round: asyncio.Event) -> None:
+        """Probe until cancelled; `first_round` is set once every worker has answered or failed once."""
+        async with aiohttp.ClientSession(timeout=self._timeout) as session:
+            while True:
+                await asyncio.gather(*(self._probe(session, worker) for worker in self._fleet.workers))
+                first_round.set()
+                await asyncio.sleep(self._interval)
+
+    async def _probe(self, session: aiohttp.ClientSession, worker: Worker) -> None:
+        url = f"http://{worker.authority.decode()}{worker.base_path.decode()}/v1/models"
+        try:
+            async with session.get(url) as response:
+                body = await response.content.read(_ANSWER_LIMIT)
+                if response.status != 200:
+                    raise ValueError(f"status {response.status}")
+            answer = orjson.loads(body)
+            cards = answer["data"]
+            if not isinstance(cards, list):
+                raise TypeError("data is not a list")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+            if worker not in self._troubled:
+                self._troubled.add(worker)
+                log.warning("worker %s did not tell its models: %s", worker.id, error or type(error).__name__)
+            return
+        if worker in self._troubled:
+            self._troubled.discard(worker)
+            log.info("worker %s tells its models again", worker.id)
+        self._fleet.learn_models(worker, [card for card in cards if isinstance(card, dict)])
+        self._on_models(worker)

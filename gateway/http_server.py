@@ -1,0 +1,430 @@
+"""The client's side of the data plane: strict HTTP/1.1 under limits and deadlines, one exchange at a time.
+
+A connection is in one of six phases. HEAD: nothing, or part of a head, has come. BODY: a body of known length is
+coming. CHUNKS: a chunked one is. BUSY: an exchange is running; what the client pipelines behind it waits, bounded.
+DRAIN: a refusal is out and what still arrives is thrown away, so that the client gets to read it. CLOSED.
+
+There is no timer per request: one sweep over all connections looks after every deadline, with a resolution of
+`SWEEP` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, cast
+
+import httptools
+
+from backends.http1 import CRLF2, HeadReader, HttpError, HttpParser, RequestHead, parse_request_head, render_response
+from gateway.exchange import Exchange, Pipeline
+from gateway.openai_api import ApiError
+
+SWEEP: Final = 0.25
+_HEADS: Final = HeadReader(parse_request_head)
+_NEVER: Final = float("inf")
+_DRAIN_SECONDS: Final = 2.0
+_DRAIN_BYTES: Final = 64 << 20
+_HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may make this server hold, and for how long. Sizes in bytes, times in seconds."""
+
+    head_bytes: int = 32 << 10
+    body_bytes: int = 32 << 20
+    head_timeout: float = 10.0
+    body_timeout: float = 60.0
+    idle_timeout: float = 75.0
+    max_connections: int = 10_000
+    buffer_bytes: int = 256 << 10
+    pipelined_bytes: int = 64 << 10
+    first_byte_timeout: float = 600.0
+    response_idle_timeout: float = 300.0
+
+
+class _Phase(Enum):
+    HEAD = auto()
+    BODY = auto()
+    CHUNKS = auto()
+    BUSY = auto()
+    DRAIN = auto()
+    CLOSED = auto()
+
+
+class HttpServer:
+    """Accepts clients, keeps their deadlines, and hands whole requests to the pipeline."""
+
+    def __init__(
+        self, pipeline: Pipeline, limits: Limits, loop: asyncio.AbstractEventLoop, *, worker_header: str | None = None
+    ) -> None:
+        """`worker_header` names the response field that tells a client its worker; None keeps it untold."""
+        self.pipeline = pipeline
+        self.limits = limits
+        self.loop = loop
+        self.worker_header = worker_header.encode() if worker_header else b""
+        self.first_byte_timeout = limits.first_byte_timeout
+        self.response_idle_timeout = limits.response_idle_timeout
+        self.connections: set[ClientConnection] = set()
+        self.via = b"prefixgate-" + os.urandom(6).hex().encode()
+        self._serial = 0
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self.draining = False  # once True, no connection is kept alive any more
+        self._on_sweep: list[Callable[[float], object]] = []
+
+    async def start(self, host: str, port: int, *, backlog: int = 1024, reuse_port: bool = False) -> int:
+        """Listen; returns the port, which is new where `port` was 0."""
+        self._server = await self.loop.create_server(
+            lambda: ClientConnection(self), host, port, backlog=backlog, reuse_port=reuse_port or None
+        )
+        self._sweep()
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def every_sweep(self, callback: Callable[[float], object]) -> None:
+        """Call `callback(now)` at each sweep, about four times a second."""
+        self._on_sweep.append(callback)
+
+    async def close(self, grace: float) -> None:
+        """Stop listening, let exchanges finish for up to `grace` seconds, then close what is left."""
+        self.draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        deadline = self.loop.time() + grace
+        while self.connections and self.loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        for connection in list(self.connections):
+            connection.transport.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await asyncio.sleep(0)
+
+    def new_request_id(self) -> bytes:
+        """An id unique to this process and request."""
+        self._serial += 1
+        return b"%b-%x" % (self.via, self._serial)
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for connection in list(self.connections):
+            connection.sweep(now)
+        for callback in self._on_sweep:
+            callback(now)
+        self._sweeper = self.loop.call_later(SWEEP, self._sweep)
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client's connection."""
+
+    __slots__ = ("_body", "_body_bytes", "_buffer", "_complete", "_deadline", "_head", "_left", "_parser",
+                 "_phase", "_reading", "_taking", "_timeout", "exchange", "paused", "server", "transport")  # fmt: skip
+
+    def __init__(self, server: HttpServer) -> None:
+        self.server = server
+        self.transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self.exchange: Exchange | None = None
+        self._phase = _Phase.HEAD
+        self._buffer = b""  # a partial head, or what was pipelined behind the exchange
+        self._head: RequestHead | None = None
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._left = 0
+        self._parser: HttpParser | None = None
+        self._complete = False
+        self._taking = False
+        self._reading = True
+        self.paused = False
+        self._deadline = _NEVER
+        self._timeout = 0.0
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        server = self.server
+        server.connections.add(self)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.transport.set_write_buffer_limits(high=server.limits.buffer_bytes)
+        self._deadline = server.loop.time() + server.limits.idle_timeout
+        if len(server.connections) > server.limits.max_connections:
+            self._write_error(
+                ApiError(503, "The gateway has reached its limit of connections.", code="too_many_connections")
+            )
+            self._phase = _Phase.CLOSED
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        phase = self._phase
+        if phase is _Phase.BUSY:
+            self._hold(data)
+        elif phase is _Phase.DRAIN:
+            self._left -= len(data)
+            if self._left < 0:
+                self.transport.abort()
+        elif phase is not _Phase.CLOSED:
+            self._take(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._phase = _Phase.CLOSED
+        self.server.connections.discard(self)
+        self._parser = None
+        self._body.clear()
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.client_gone()
+
+    def pause_writing(self) -> None:
+        self.paused = True
+        if self.exchange is not None:
+            self.exchange.pause()
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        if self.exchange is not None:
+            self.exchange.resume()
+
+    # -- httptools, for chunked bodies
+
+    def on_body(self, data: bytes) -> None:
+        self._body_bytes += len(data)
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        self._complete = True
+
+    # -- requests in
+
+    def _take(self, data: bytes) -> None:
+        """Take bytes until they are used up or an exchange is running."""
+        self._taking = True
+        try:
+            while data and self._phase is not _Phase.DRAIN:
+                if self._phase is _Phase.HEAD:
+                    data = self._take_head(data)
+                elif self._phase is _Phase.BODY:
+                    data = self._take_body(data)
+                elif self._phase is _Phase.CHUNKS:
+                    data = self._take_chunks(data)
+                else:
+                    self._hold(data)
+                    return
+        except HttpError as error:
+            self._refuse(ApiError(error.status, _sentence(error.message)))
+        finally:
+            self._taking = False
+
+    def _hold(self, data: bytes) -> None:
+        """Keep what is pipelined behind the exchange, and stop reading when that is enough."""
+        self._buffer += data
+        if len(self._buffer) > self.server.limits.pipelined_bytes and self._reading:
+            self._reading = False
+            self.transport.pause_reading()
+
+    def _take_head(self, data: bytes) -> bytes:
+        limits = self.server.limits
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        else:
+            self._deadline = self.server.loop.time() + limits.head_timeout
+        while data[:2] == b"\r\n":  # RFC 9112 §2.2: empty lines before a request are let pass
+            data = data[2:]
+        if data[:1] == b"\n":
+            raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
+        end = data.find(CRLF2) + 4
+        if end < 4:
+            if len(data) > limits.head_bytes:
+                raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
+            if data.count(b"\n") != data.count(b"\r\n") or data.count(b"\r") > data.count(b"\r\n") + data.endswith(b"\r"):
+                raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
+            self._buffer = data
+            return b""
+        if end > limits.head_bytes:
+            raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
+        self._complete = False
+        self._body = []
+        self._body_bytes = 0
+        head, length, parser = _HEADS.read(data[:end], self)
+        self._head = head
+        data = data[end:]
+        if head.chunked:
+            self._parser = parser
+            self._phase = _Phase.CHUNKS
+        elif not length:
+            self._begin(head, b"")
+            return data
+        elif length > limits.body_bytes:
+            raise HttpError(413, f"the request body of {length} bytes is longer than {limits.body_bytes} bytes")
+        elif len(data) >= length:
+            self._begin(head, data[:length])
+            return data[length:]
+        else:
+            self._left = length
+            self._phase = _Phase.BODY
+        self._deadline = self.server.loop.time() + limits.body_timeout
+        if head.expects_continue and not data:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return data
+
+    def _take_body(self, data: bytes) -> bytes:
+        left = self._left - len(data)
+        if left > 0:
+            self._left = left
+            self._body.append(data)
+            return b""
+        rest = b""
+        if left < 0:
+            data, rest = data[:left], data[left:]
+        self._body.append(data)
+        self._begin_with_body()
+        return rest
+
+    def _take_chunks(self, data: bytes) -> bytes:
+        """Feed llhttp so that it never reads past this request: a chunked body ends with an empty line, so the
+        bytes are fed up to each empty line in turn."""
+        parser = self._parser
+        assert parser is not None, "set together with the CHUNKS phase"
+        at = 0
+        while at < len(data) and not self._complete:
+            # An empty line may have begun in the previous read, so the first three bytes are fed one at a time.
+            end = at + 1 if at < 3 else data.find(CRLF2, at - 3) + 4
+            if end < 4 and at >= 3:
+                end = len(data)
+            try:
+                parser.feed_data(data[at:end])
+            except httptools.HttpParserError as error:
+                raise HttpError(400, f"malformed chunked body: {error}") from None
+            at = end
+            if self._body_bytes > self.server.limits.body_bytes:
+                raise HttpError(413, f"the request body is longer than {self.server.limits.body_bytes} bytes")
+        if self._complete:
+            self._parser = None
+            self._begin_with_body()
+        return data[at:]
+
+    def _begin_with_body(self) -> None:
+        assert self._head is not None, "a body follows a head"
+        body, self._body = self._body, []
+        self._begin(self._head, body[0] if len(body) == 1 else b"".join(body))
+
+    def _begin(self, head: RequestHead, body: bytes) -> None:
+        server = self.server
+        self._phase = _Phase.BUSY
+        self._deadline = _NEVER
+        self._head = None
+        if head.via is not None and server.via in head.via:
+            raise HttpError(508, "this request has come through this gateway before")
+        exchange = self.exchange = Exchange(self, head, body, head.request_id or server.new_request_id())
+        server.pipeline.begin(exchange)
+
+    # -- responses out
+
+    def exchange_over(self, exchange: Exchange) -> None:
+        """The exchange has ended: go on with the next request, or close."""
+        if self.exchange is not exchange:
+            return  # the client is gone
+        self.exchange = None
+        if exchange.cut_short:
+            self._phase = _Phase.CLOSED
+            if exchange.until_close or self.paused:
+                self.transport.abort()
+            else:
+                self.transport.close()
+        elif not exchange.keep_alive or self.server.draining:
+            self._drain()
+        else:
+            self._phase = _Phase.HEAD
+            self._deadline = self.server.loop.time() + self.server.limits.idle_timeout
+            self._resume_reading()
+            if self._buffer and not self._taking:
+                data, self._buffer = self._buffer, b""
+                self._take(data)
+
+    def watch(self, timeout: float) -> None:
+        """The worker must make progress at least every `timeout` seconds from now on."""
+        self._timeout = timeout
+        self._deadline = self.server.loop.time() + timeout
+
+    def sweep(self, now: float) -> None:
+        """Look after this connection's deadline, and after a client that leaves while it is not being read."""
+        exchange = self.exchange
+        if not self._reading and self._hung_up():
+            self.transport.abort()
+        elif exchange is not None and exchange.progress:
+            exchange.progress = False
+            self._deadline = now + self._timeout
+        elif now > self._deadline:
+            self._deadline = _NEVER
+            self._expire(exchange)
+
+    def close_if_idle(self) -> None:
+        """Close unless a request has begun."""
+        if self._phase is _Phase.HEAD and not self._buffer:
+            self.transport.close()
+
+    def _expire(self, exchange: Exchange | None) -> None:
+        if exchange is not None:
+            if self.paused:
+                self.transport.abort()  # it is the client that does not read
+            else:
+                exchange.stalled()
+        elif self._phase is _Phase.HEAD and not self._buffer:
+            self.transport.close()
+        elif self._phase in (_Phase.HEAD, _Phase.BODY, _Phase.CHUNKS):
+            what = "head" if self._phase is _Phase.HEAD else "body"
+            self._refuse(ApiError(408, f"The request {what} did not arrive in time.", code="request_timeout"))
+        else:
+            self.transport.abort()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what cannot become an exchange, and close."""
+        self._parser = None
+        self._body = []
+        self._buffer = b""
+        self._write_error(error)
+        self._drain()
+
+    def _write_error(self, error: ApiError) -> None:
+        request_id = self.server.new_request_id()
+        self.transport.write(render_response(error.status, error.body(), request_id, keep_alive=False))
+
+    def _drain(self) -> None:
+        """Close once everything is written. What the client still sends is read and dropped for a moment, because
+        closing on unread bytes would reset the connection under the answer."""
+        self._phase = _Phase.DRAIN
+        self._buffer = b""
+        self._left = _DRAIN_BYTES
+        self._deadline = self.server.loop.time() + _DRAIN_SECONDS
+        self._resume_reading()
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            self.transport.write_eof()
+
+    def _resume_reading(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self.transport.resume_reading()
+
+    def _hung_up(self) -> bool:
+        sock = self.transport.get_extra_info("socket")
+        if sock is None:
+            return False
+        poll = select.poll()
+        poll.register(sock.fileno(), _HUNG_UP)
+        return bool(poll.poll(0))
+
+
+def _sentence(message: str) -> str:
+    return message[:1].upper() + message[1:] + "."

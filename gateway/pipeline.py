@@ -1,0 +1,284 @@
+"""One request from top to bottom: read, recognise, route, send, account.
+
+Every step is synchronous, and on the way of a prompt seen before none waits. The two places where a request may wait
+are the tokens of a long new prompt (`_await_tokens`, under a deadline) and the worker itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import orjson
+
+from backends.errors import UpstreamFault
+from backends.fleet_state import FleetState, Worker
+from backends.upstream import UpstreamPool
+from cache.prefix_index import PrefixIndex
+from gateway.exchange import Exchange
+from gateway.openai_api import ROUTES, ApiError, Kind, read_call
+from gateway.prompts import PromptReader, PromptView, guess
+from policies.routing import Prompt, RoutingPolicy
+from policies.types import WorkerId
+
+log = logging.getLogger(__name__)
+
+_NOTHING_CACHED: Final[Mapping[WorkerId, int]] = {}
+_ANY_PROMPT: Final = Prompt(0, _NOTHING_CACHED)
+
+
+class RequestPipeline:
+    """The life of a request. One instance serves all of them; what belongs to one request is in its exchange."""
+
+    def __init__(
+        self,
+        fleet: FleetState,
+        pools: Mapping[WorkerId, UpstreamPool],
+        policy: RoutingPolicy,
+        index: PrefixIndex,
+        readers: Mapping[str, PromptReader],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        via: bytes,
+        max_attempts: int,
+        token_wait: float,
+        prediction_ttl: float,
+        unconfirmed_ttl: float,
+        sample: Callable[[], float] = random.random,
+        access_log: bool = False,
+    ) -> None:
+        """`readers` by base model. A prompt waits at most `token_wait` seconds for its tokens; what a worker is
+        predicted to hold is forgotten after `prediction_ttl` seconds past its first byte unless an event confirms
+        it, or after `unconfirmed_ttl` where the worker publishes no events."""
+        self.fleet = fleet
+        self._pools = pools
+        self._policy = policy
+        self._uses_prefixes = policy.uses_prefixes
+        self._index = index
+        self._readers = readers
+        self._loop = loop
+        self._via = b"\r\nvia: 1.1 " + via
+        self._max_attempts = max_attempts
+        self._token_wait = token_wait
+        self._prediction_ttl = prediction_ttl
+        self._unconfirmed_ttl = unconfirmed_ttl
+        self._sample = sample
+        self._access_log = access_log
+
+    # 1. In: a whole request has been read
+
+    def begin(self, exchange: Exchange) -> None:
+        """Answer the request, or find out what it needs and send it on its way."""
+        try:
+            self._begin(exchange)
+        except ApiError as error:
+            exchange.refuse(error)
+
+    def _begin(self, exchange: Exchange) -> None:
+        head = exchange.head
+        route = ROUTES.get(head.path)
+        if route is None:
+            raise ApiError(404, f"There is no route {_shown(head.method)} {_shown(head.path)}.", code="unknown_route")
+        if head.method != route.method:
+            raise ApiError(405, f"{_shown(head.path)} takes {_shown(route.method)} only.", code="method_not_allowed")
+        if route.kind is Kind.MODELS:
+            exchange.respond(200, orjson.dumps({"object": "list", "data": self.fleet.merged_cards()}))
+            return
+        call = exchange.call = read_call(route.kind, exchange.body)
+        if call.model is None:
+            call.model = self._only_model()
+        elif not self.fleet.serving(call.model):
+            raise self._unknown_model(call.model)
+        if self._uses_prefixes:
+            self._read_prompt(exchange)
+        else:
+            self._dispatch(exchange)
+
+    # 2. Tokens and blocks
+
+    def _read_prompt(self, exchange: Exchange) -> None:
+        call = exchange.call
+        assert call is not None and call.model is not None, "set by begin"
+        base, adapter = self.fleet.chain_of(call.model)
+        reader = self._readers.get(base)
+        if reader is None:
+            exchange.prompt = guess(call)
+            self._dispatch(exchange)
+            return
+        workers = self.fleet.serving(call.model)
+        sizes = self.fleet.block_sizes(call.model)
+        view = exchange.prompt = reader.read(
+            call, adapter=adapter, block_sizes=sizes, longest=self.fleet.longest_prompt(workers)
+        )
+        if not view.rest:
+            self._dispatch(exchange)
+        elif view.matters:
+            self._await_tokens(exchange, reader, view)
+        else:
+            self._dispatch(exchange)
+            reader.resolve(view, lambda: self._predict(exchange, view))
+
+    def _await_tokens(self, exchange: Exchange, reader: PromptReader, view: PromptView) -> None:
+        """Wait for the rest of the tokens, but not for longer than they are worth."""
+        timer = self._loop.call_later(self._token_wait, self._dispatch, exchange)
+
+        def arrived() -> None:
+            timer.cancel()
+            if exchange.attempts == 0:
+                self._dispatch(exchange)
+            else:
+                self._predict(exchange, view)
+
+        if not reader.resolve(view, arrived):
+            timer.cancel()
+            self._dispatch(exchange)
+
+    # 3. Route: choose and reserve in one synchronous step
+
+    def _dispatch(self, exchange: Exchange) -> None:
+        if exchange.finished:
+            return
+        call = exchange.call
+        assert call is not None and call.model is not None, "set by begin"
+        now = self._loop.time()
+        fleet = self.fleet
+        workers = fleet.candidates(fleet.serving(call.model), exchange.tried, now)
+        view = exchange.prompt
+        if view is None:
+            decision = self._policy.choose(_ANY_PROMPT, [worker.load() for worker in workers], self._sample())
+            lacking = None
+        else:
+            prompt = Prompt(view.tokens, self._cached_tokens(view) if view.blocks else _NOTHING_CACHED)
+            decision = self._policy.choose(prompt, [worker.view(now) for worker in workers], self._sample())
+            lacking = view.tokens - decision.cached_tokens
+            exchange.cached_tokens = decision.cached_tokens
+        worker = exchange.worker = workers[decision.index]
+        exchange.reservation = fleet.reserve(worker, lacking, now, streams=call.streams)
+        if view is not None and view.blocks:
+            self._predict(exchange, view)
+        self._send(exchange, worker)
+
+    def _cached_tokens(self, view: PromptView) -> dict[WorkerId, int]:
+        """Leading tokens each worker holds. The last token is always computed: something must be sampled from."""
+        most = view.tokens - 1
+        cached: dict[WorkerId, int] = {}
+        for size, blocks in view.blocks.items():
+            for worker, depth in self._index.match(blocks.hashes).items():
+                if self.fleet.worker(worker).block_size == size:
+                    cached[worker] = min(depth * size, most)
+        return cached
+
+    def _predict(self, exchange: Exchange, view: PromptView) -> None:
+        """The worker will soon hold this prompt: say so at once, for those who come right behind."""
+        worker = exchange.worker
+        if worker is None or (exchange.finished and exchange.cut_short):
+            return
+        blocks = view.blocks.get(worker.block_size)
+        if blocks is None or not blocks.hashes:
+            return
+        now = self._loop.time()
+        if worker.publishes_events:
+            ttl = self._prediction_ttl + worker.prefill.seconds(now)
+        else:
+            ttl = self._unconfirmed_ttl
+        self._index.predict(worker.id, blocks.hashes, start=0, now=now, ttl=ttl)
+
+    def _send(self, exchange: Exchange, worker: Worker, *, fresh: bool = False) -> None:
+        head = exchange.head
+        via = self._via if head.via is None else b"%b, via: %b" % (self._via, head.via)
+        request = b"%b %b%b HTTP/1.1\r\nhost: %b%b\r\nx-request-id: %b%b\r\ncontent-length: %d\r\n\r\n%b" % (
+            head.method, worker.base_path, head.path + head.query, worker.authority, head.fields,
+            exchange.request_id, via, len(exchange.body), exchange.body,
+        )  # fmt: skip
+        exchange.send(self._pools[worker.id], request, fresh=fresh)
+
+    # 4. The worker answers, or does not
+
+    def first_byte(self, exchange: Exchange) -> None:
+        """Its prefill is over."""
+        now = exchange.first_byte_at = self._loop.time()
+        reservation = exchange.reservation
+        assert reservation is not None, "reserved before it was sent"
+        worker = reservation.worker
+        if worker.failures:
+            log.info("worker %s answers again", worker.id)
+        self.fleet.first_byte(reservation, now)
+
+    def fault(self, exchange: Exchange, fault: UpstreamFault, detail: str) -> None:
+        """The attempt failed and nothing has reached the client: try another worker where that is safe."""
+        worker = exchange.worker
+        assert worker is not None, "only what was sent can fail"
+        if fault is UpstreamFault.RESET and exchange.reused:
+            # The worker closed an idle connection just as it was used: that says nothing about the worker.
+            exchange.reused = False
+            self._send(exchange, worker, fresh=True)
+            return
+        now = self._loop.time()
+        self._release(exchange, now)
+        if fault.may_retry:
+            if self.fleet.rest(worker, now):
+                log.warning("worker %s: %s (%s)", worker.id, fault.value, detail)
+            exchange.tried.append(worker)
+            if exchange.attempts < self._max_attempts and self._others_left(exchange):
+                self._dispatch(exchange)
+                return
+        message = f"No worker could answer this request: {fault.value}."
+        exchange.refuse(ApiError(fault.status, message, code="worker_unavailable"))
+
+    def finished(self, exchange: Exchange) -> None:
+        """Always the last step, however the exchange ended."""
+        now = self._loop.time()
+        self._release(exchange, now)
+        if self._access_log:
+            worker = exchange.worker
+            log.info(
+                "%s %s %d worker=%s cached=%d tokens=%d ttft_ms=%.1f ms=%.1f bytes=%d request_id=%s%s",
+                _shown(exchange.head.method), _shown(exchange.head.path), exchange.status,
+                worker.id if worker else "-", exchange.cached_tokens, exchange.prompt.tokens if exchange.prompt else 0,
+                max(exchange.first_byte_at - exchange.arrived, 0.0) * 1e3, (now - exchange.arrived) * 1e3,
+                exchange.response_bytes, _shown(exchange.request_id), " cut short" if exchange.cut_short else "",
+            )  # fmt: skip
+
+    def _release(self, exchange: Exchange, now: float) -> None:
+        if exchange.reservation is not None:
+            self.fleet.release(exchange.reservation, now)
+            exchange.reservation = None
+
+    def _others_left(self, exchange: Exchange) -> bool:
+        call = exchange.call
+        assert call is not None and call.model is not None, "set by begin"
+        return any(worker not in exchange.tried for worker in self.fleet.serving(call.model))
+
+    # Which model
+
+    def _only_model(self) -> str:
+        models = self.fleet.models
+        if len(models) == 1:
+            return models[0]
+        if not models:
+            raise _no_worker_yet()
+        raise ApiError(400, f"`model` is missing; this fleet serves {_listed(models)}.", param="model", code="missing_model")
+
+    def _unknown_model(self, model: str) -> ApiError:
+        if not self.fleet.models:
+            return _no_worker_yet()
+        known = _listed(self.fleet.models)
+        return ApiError(
+            404, f"The model `{model[:200]}` does not exist; this fleet serves {known}.", param="model", code="model_not_found"
+        )
+
+
+def _no_worker_yet() -> ApiError:
+    return ApiError(503, "No worker of this fleet has told its models yet.", code="no_worker")
+
+
+def _listed(models: tuple[str, ...]) -> str:
+    shown = ", ".join(f"`{model}`" for model in models[:10])
+    return shown if len(models) <= 10 else f"{shown} and {len(models) - 10} more"
+
+
+def _shown(value: bytes) -> str:
+    return value[:200].decode("ascii", "backslashreplace")

@@ -1,0 +1,141 @@
+"""Which worker gets a request: every policy sees frozen snapshots and returns its choice with the numbers behind it.
+
+A policy neither reads a clock nor rolls dice: `now` is in the snapshots, and `sample` is a number in [0, 1) that the
+caller drew. Costs are seconds until the first token, where a policy has costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from policies.types import WorkerId
+
+DEFAULT_PREFILL_RATE: Final = 8_000.0
+"""Tokens/s of a worker nobody has seen at work; where all are unknown it cancels out."""
+
+
+class WorkerView(NamedTuple):
+    """One worker as a policy sees it at the moment of the decision."""
+
+    id: WorkerId
+    active: int
+    """Requests sent and not finished."""
+    queued_tokens: float
+    """Uncached prompt tokens that it has accepted and must prefill before anything new."""
+    prefill_rate: float | None
+    """Tokens/s, learnt; None before the first answer."""
+
+
+class Prompt(NamedTuple):
+    """What routing needs to know of a request."""
+
+    tokens: int
+    cached: Mapping[WorkerId, int]
+    """Leading prompt tokens that a worker holds; a worker that is not named holds none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDecision:
+    """The worker chosen, as an index into the candidates, and each candidate's cost in seconds (if it has one)."""
+
+    index: int
+    cached_tokens: int
+    costs: tuple[float, ...] = ()
+
+
+class RoutingPolicy(Protocol):
+    """One decision. `workers` is never empty."""
+
+    uses_prefixes: bool
+    """False where tokens cannot change the decision, so that nobody needs to count them."""
+
+    def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
+        """Pick one of `workers` for `prompt`; `sample` in [0, 1) breaks ties."""
+
+
+class RoundRobin:
+    """Each worker in turn."""
+
+    uses_prefixes = False
+
+    def __init__(self) -> None:
+        self._turn = -1
+
+    def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:  # noqa: ARG002 - one signature for all
+        self._turn += 1
+        index = self._turn % len(workers)
+        return RouteDecision(index, prompt.cached.get(workers[index].id, 0))
+
+
+class LeastLoaded:
+    """The worker with the fewest unfinished requests."""
+
+    uses_prefixes = False
+
+    def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
+        index = lowest([worker.active for worker in workers], sample)
+        return RouteDecision(index, prompt.cached.get(workers[index].id, 0))
+
+
+class PredictedCost:
+    """The worker with the lowest predicted time to first token, plus what serving it there costs everybody else.
+
+    What waits ahead and what this worker lacks of the prompt are both uncached tokens, so they add up; a match
+    only ever saves the tokens it covers. Recomputing also delays whoever comes next on that worker, the more so the
+    fuller the fleet is, so that part is weighed between `idle_weight` and `full_weight`. The decode term counts
+    `decode_tokens` for each unfinished request, so that decoding spreads too.
+    """
+
+    uses_prefixes = True
+
+    def __init__(self, *, idle_weight: float = 2.0, full_weight: float = 4.0, decode_tokens: float = 16.0) -> None:
+        self._idle_weight = idle_weight
+        self._extra_weight = full_weight - idle_weight
+        self._decode_tokens = decode_tokens
+
+    def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
+        tokens, cached = prompt
+        rates = [worker.prefill_rate for worker in workers if worker.prefill_rate]
+        usual = sum(rates) / len(rates) if rates else DEFAULT_PREFILL_RATE
+        weight = self._idle_weight + self._extra_weight * fullness(tokens, workers)
+        decode = self._decode_tokens
+        costs = tuple(
+            (worker.queued_tokens + decode * worker.active + weight * (tokens - cached.get(worker.id, 0)))
+            / (worker.prefill_rate or usual)
+            for worker in workers
+        )
+        index = lowest(costs, sample)
+        return RouteDecision(index, cached.get(workers[index].id, 0), costs)
+
+
+def fullness(tokens: int, workers: Sequence[WorkerView]) -> float:
+    """How full the fleet is for a prompt of so many tokens, from 0 (nobody has work) to 1 (long queues everywhere)."""
+    queued = sum(worker.queued_tokens for worker in workers) / len(workers)
+    return queued / (queued + tokens) if queued > 0 else 0.0
+
+
+def lowest(costs: Sequence[float], sample: float) -> int:
+    """Index of the lowest cost; `sample` in [0, 1) picks among equals."""
+    least = min(costs)
+    ties = costs.count(least)
+    if ties == 1:
+        return costs.index(least)
+    return [i for i, cost in enumerate(costs) if cost == least][int(sample * ties)]
+
+
+POLICIES: Final[Mapping[str, Callable[..., RoutingPolicy]]] = {
+    "cost": PredictedCost,
+    "least_loaded": LeastLoaded,
+    "round_robin": RoundRobin,
+}
+
+
+def make_policy(name: str, **options: float) -> RoutingPolicy:
+    """The policy of that name. Raises ValueError with the names there are."""
+    try:
+        factory = POLICIES[name]
+    except KeyError:
+        raise ValueError(f"no routing policy {name!r}; there are {', '.join(sorted(POLICIES))}") from None
+    return factory(**options)
