@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from policies.types import TokenIds
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
 SHORTEST_PIECE = 64
 """Characters; an added token nearer than this to the start of its piece is no place to cut."""
 
-WORD_CUTS = (r"(?<=[A-Za-z])(?= [A-Za-z])", r"(?<=[\u4e00-\u9fa5])(?=[\uff0c\u3002\u3001\uff1b\uff1a][\u4e00-\u9fa5])")
-"""Places between words, tried one by one: a space between letters, punctuation between Chinese characters."""
+WORD_CUTS = (
+    r" (?<=[A-Za-z] )(?=[A-Za-z])",
+    "[\uff0c\u3002\u3001\uff1b\uff1a](?<=[\u4e00-\u9fa5].)(?=[\u4e00-\u9fa5])",
+)
+"""Places between words, at the start of a match: before a space between ASCII letters, before punctuation between
+Chinese characters. Each begins with the rarest character, for which the search is one quick scan."""
 
 _WORD_TEXTS = (
     "Hello world and some more words in a row",
@@ -56,17 +61,19 @@ class PieceCutter:
         self.piece_chars = piece_chars
         self._token_gap = max(SHORTEST_PIECE, piece_chars // 4)
         frame = _frame(tokenizer)
+        self.separable = frame is not None
+        """False when special tokens cannot be added after tokenizing: then a text is one piece."""
         self.prefix, self.suffix = frame or (TokenIds(b""), TokenIds(b""))
         """What a post-processor puts before and behind the ids of a text when special tokens are added."""
         words = [] if frame is None else [cut for cut in WORD_CUTS if _proves_cut(tokenizer, cut)]
         tokens = [] if frame is None else cut_tokens(tokenizer.added_tokens)
         if not _proves_tokens(tokenizer, tokens):
             tokens = []
-        self._words = re.compile("|".join(words)) if words else None
-        token_pattern = f"(?:{trie_pattern(tokens)})" if tokens else ""
-        self._tokens = re.compile(token_pattern) if tokens else None
-        either = [*words, *([f"(?={token_pattern})"] if tokens else [])]
+        self._tokens = re.compile(trie_pattern(tokens)) if tokens else None
+        either = [*words, trie_pattern(tokens)] if tokens else words
         self._either = re.compile("|".join(either)) if either else None
+        self._token_start = commonprefix(tokens)
+        self._longest_token = max(map(len, tokens), default=0)
         self.word_cuts = len(words)
         """How many of `WORD_CUTS` are used."""
         self.token_cuts = len(tokens)
@@ -79,11 +86,14 @@ class PieceCutter:
         long = start + self.piece_chars
         if self._tokens is not None:
             # Grows with the distance from the text's start: few pieces in long texts, small ones where prompts part.
-            gap = min(self._token_gap, max(SHORTEST_PIECE, start >> 3))
-            # Reaches over `long`, so that a token which starts just before it is found whole.
-            found = self._tokens.search(text, start + gap, long + 256)
-            if found is not None and found.start() < long:
+            first = start + min(self._token_gap, max(SHORTEST_PIECE, start >> 3))
+            # Reaches over `long`, so that a token which starts before it is found whole.
+            end = long + self._longest_token
+            # str.find first: in text without any token it is seven times as quick as the regular expression.
+            first = text.find(self._token_start, first, end)
+            if first >= 0 and (found := self._tokens.search(text, first, end)) and found.start() < long:
                 return found.start()
+        # From `long` on either kind will do, so that the search never reads far beyond the cut which it finds.
         found = self._either.search(text, long)
         return len(text) if found is None else found.start()
 
@@ -100,11 +110,14 @@ def cut_tokens(added: Sequence[AddedToken]) -> list[str]:
     Matched in raw text (not normalized), with no rule about the characters around them; and no added token may hold
     one's beginning anywhere but at its own start, or the place in front of an occurrence could lie inside of a match.
     """
-    plain = [t.content for t in added if not (t.normalized or t.lstrip or t.rstrip or t.single_word)]
     contents = [token.content for token in added]
+    plain = {t.content for t in added if not (t.normalized or t.lstrip or t.rstrip or t.single_word)}
     # A token that strips white space on its left reaches back over a cut; one that starts with it could be reached.
-    candidates = [content for content in plain if content and not content[0].isspace()]
-    return [candidate for candidate in candidates if not any(_may_cover(other, candidate) for other in contents)]
+    candidates = [content for content in contents if content in plain and not content[:1].isspace() and content]
+    others = [content for content in contents if content not in plain]
+    # Where a candidate is the beginning of a longer token with rules, it is that token which matches there.
+    candidates = [c for c in candidates if not any(other.startswith(c) for other in others)]
+    return [c for c in candidates if not any(_may_cover(other, c) for other in contents)]
 
 
 def _may_cover(token: str, candidate: str) -> bool:
