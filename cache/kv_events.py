@@ -1,0 +1,414 @@
+"""KV events between the wire and the program: vLLM's, SGLang's and TensorRT-LLM's msgpack batches, in every
+encoding.
+
+A batch is an array `[ts, [event...], dp_rank]` or a map `{ts, events, data_parallel_rank}`. An event is a
+tagged array whose last fields may be missing, or a map with a `type`; the two may be mixed. Source: vLLM
+`distributed/kv_events.py` (arrays, and maps since PR #42892) and SGLang `disaggregation/kv_events.py`.
+
+A publisher is not trusted with our memory: payload, events and tokens of a batch are capped before they are
+built, and the only exception that leaves this module is `KvEventError`.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from enum import StrEnum
+from typing import Annotated, Any, Final, NewType
+
+import msgspec
+
+from policies.types import TokenIds
+
+EngineHash = NewType("EngineHash", int)
+"""The engine's own block hash, opaque to us: its low 64 bits, unsigned, whatever form it was sent in."""
+
+MAX_PAYLOAD_BYTES: Final = 64 << 20
+"""A whole batch on the wire. One engine step stores at most some ten thousand tokens, five bytes each."""
+MAX_EVENTS: Final = 65_536
+"""Events in a batch (SGLang sends one for each page)."""
+MAX_TOKENS: Final = 4 << 20
+"""Token ids in a batch, all its events together."""
+MAX_BLOCK_SIZE: Final = 1 << 16
+MAX_GROUPS: Final = 1024
+MAX_NAME_CHARS: Final = 1024
+"""Length of an adapter's name or a salt."""
+
+_MASK64: Final = (1 << 64) - 1
+_MAP_LEADS: Final = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
+"""First bytes of a msgpack map; an array starts with another."""
+_FORGETTING: Final = (b"BlockRemoved", b"AllBlocksCleared")
+
+
+class KvEventError(Exception):
+    """A payload that is no batch of KV events."""
+
+
+class BlockStored(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive full blocks that became resident, the first of them following `parent`."""
+
+    block_hashes: tuple[EngineHash, ...]
+    parent: EngineHash | None
+    """Hash of the block before; None at the start of a prompt."""
+    token_ids: TokenIds
+    """`block_size` ids for each of the hashes."""
+    block_size: int
+    adapter: str = ""
+    """LoRA adapter's name; `lora:<id>` where the engine tells only its number; empty for the base model."""
+    medium: str | None = None
+    salt: str | None = None
+    """Cache salt of the prompt, where the event tells it without doubt; only on a prompt's first block."""
+    group: int | None = None
+    """KV cache group of a hybrid model."""
+    group_kind: str | None = None
+    """`full_attention`, `sliding_window`, `mamba`...; None where the engine does not tell."""
+    n_plain: int | None = None
+    """Leading blocks that depend on nothing but the fields above; from there on something not understood (an
+    image, a prompt embedding) is part of the engine's hash. None: all of them."""
+
+    @property
+    def lora_name(self) -> str | None:
+        """The adapter as vLLM names it: None for the base model."""
+        return self.adapter or None
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
+    """Blocks that left one medium."""
+
+    block_hashes: tuple[EngineHash, ...]
+    medium: str | None = None
+    group: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False):
+    """The engine emptied its cache."""
+
+
+KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EventBatch(msgspec.Struct, frozen=True):
+    """The events of one engine step, in order."""
+
+    ts: float
+    """The engine's clock, seconds since the epoch."""
+    events: tuple[KvEvent, ...]
+    dp_rank: int | None = None
+    skipped: int = 0
+    """Events left out because they could not be understood."""
+    lost_removal: bool = False
+    """One of the skipped events may have removed blocks: what is known of the engine may claim too much."""
+
+
+class Encoding(StrEnum):
+    """How `encode_batch` lays out a batch."""
+
+    ARRAY = "array"
+    """Everything arrays: vLLM before PR #42892, SGLang."""
+    MAP = "map"
+    """An outer array whose events are maps: vLLM after it."""
+    ALL_MAP = "all_map"
+    """The batch a map as well."""
+
+
+# The wire's own shapes. Fields that every encoder sends as one type are typed, so msgspec refuses the others
+# while decoding; the optional ones differ between releases and are judged one by one below.
+_Hash = int | bytes
+_Hashes = Annotated[list[_Hash], msgspec.Meta(max_length=MAX_TOKENS)]
+_Tokens = Annotated[list[int], msgspec.Meta(max_length=MAX_TOKENS)]
+
+
+class _StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", gc=False):
+    block_hashes: _Hashes
+    parent_block_hash: _Hash | None
+    token_ids: _Tokens
+    block_size: int
+    lora_id: Any = None
+    medium: str | None = None
+    lora_name: Any = None
+    extra_keys: Any = None
+    group_idx: Any = None
+    kv_cache_spec_kind: str | None = None
+
+
+class _RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", gc=False):
+    block_hashes: _Hashes
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared", gc=False):
+    pass
+
+
+class _StoredMap(msgspec.Struct, tag_field="type", tag="BlockStored", gc=False):
+    block_hashes: _Hashes
+    token_ids: _Tokens
+    block_size: int
+    parent_block_hash: _Hash | None = None
+    lora_id: Any = None
+    medium: str | None = None
+    lora_name: Any = None
+    extra_keys: Any = None
+    group_idx: Any = None
+    kv_cache_spec_kind: str | None = None
+    cache_salt: str | None = None
+
+
+class _RemovedMap(msgspec.Struct, tag_field="type", tag="BlockRemoved", gc=False):
+    block_hashes: _Hashes
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _ClearedMap(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", gc=False):
+    pass
+
+
+_Events = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
+
+
+class _BatchArray(msgspec.Struct, array_like=True):
+    ts: float
+    events: _Events
+    data_parallel_rank: int | None = None
+
+
+class _BatchMap(msgspec.Struct):
+    events: _Events
+    ts: float = 0.0
+    data_parallel_rank: int | None = None
+
+
+_batch_array = msgspec.msgpack.Decoder(_BatchArray)
+_batch_map = msgspec.msgpack.Decoder(_BatchMap)
+_event_array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+_event_map = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | _ClearedMap)
+_encoder = msgspec.msgpack.Encoder()
+
+# A text that is not UTF-8 raises UnicodeDecodeError, a deep nesting RecursionError: neither is a
+# MsgspecError.
+_DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class _BadEventError(Exception):
+    """One event of a batch cannot be understood."""
+
+
+def decode_batch(payload: bytes) -> EventBatch:
+    """Decode one batch. An event that is broken or of an unknown type is skipped and counted.
+
+    Raises KvEventError when the payload is no batch, or larger than the caps of this module.
+    """
+    if not payload or len(payload) > MAX_PAYLOAD_BYTES:
+        message = f"a KV event batch of {len(payload)} bytes; from 1 to {MAX_PAYLOAD_BYTES} are read"
+        raise KvEventError(message)
+    decoder: msgspec.msgpack.Decoder[_BatchArray] | msgspec.msgpack.Decoder[_BatchMap]
+    decoder = _batch_map if payload[0] in _MAP_LEADS else _batch_array
+    try:
+        wire = decoder.decode(payload)
+    except _DECODE_ERRORS as error:
+        message = f"not a batch of KV events: {error}"
+        raise KvEventError(message) from error
+    events: list[KvEvent] = []
+    skipped, lost_removal, budget = 0, False, MAX_TOKENS
+    for raw in wire.events:
+        try:
+            event = _decode_event(memoryview(raw), budget)
+        except (_BadEventError, *_DECODE_ERRORS):
+            skipped += 1
+            lost_removal = lost_removal or _may_forget(raw)
+            continue
+        if isinstance(event, BlockStored):
+            budget -= len(event.token_ids) // 4
+        events.append(event)
+    return EventBatch(wire.ts, tuple(events), wire.data_parallel_rank, skipped, lost_removal)
+
+
+def _may_forget(raw: msgspec.Raw) -> bool:
+    head = bytes(memoryview(raw)[:4096])
+    return any(tag in head for tag in _FORGETTING)
+
+
+def _decode_event(raw: memoryview, budget: int) -> KvEvent:
+    """One event of which at most `budget` tokens are accepted."""
+    wire: Any = (_event_map if raw[0] in _MAP_LEADS else _event_array).decode(raw)
+    if isinstance(wire, _StoredArray | _StoredMap):
+        return _stored(wire, budget)
+    if isinstance(wire, _RemovedArray | _RemovedMap):
+        return BlockRemoved(_engine_hashes(wire.block_hashes), wire.medium, _group(wire.group_idx))
+    return AllBlocksCleared()
+
+
+def _stored(wire: _StoredArray | _StoredMap, budget: int) -> BlockStored:
+    n_blocks, n_tokens = len(wire.block_hashes), len(wire.token_ids)
+    if not 0 < wire.block_size <= MAX_BLOCK_SIZE or n_tokens > budget:
+        raise _BadEventError
+    if n_tokens != n_blocks * wire.block_size:
+        raise _BadEventError
+    lora_name, extra_keys, group, salt = wire.lora_name, wire.extra_keys, wire.group_idx, None
+    if isinstance(wire, _StoredMap):
+        salt = wire.cache_salt
+    # SGLang's arrays carry {"cache_salt": ...} in a slot whose place moved between releases.
+    if isinstance(lora_name, dict):
+        salt, lora_name = _salt_map(lora_name), None
+    if isinstance(extra_keys, dict):
+        salt, extra_keys = _salt_map(extra_keys), None
+    if isinstance(group, dict):
+        salt, group = _salt_map(group), None
+    adapter = _adapter(wire.lora_id, lora_name)
+    n_plain = n_blocks
+    if extra_keys is not None:
+        first_salt, n_plain = _read_extra_keys(
+            extra_keys, n_blocks, adapter, first=wire.parent_block_hash is None
+        )
+        salt = first_salt if salt is None else salt
+    if salt is not None and len(salt) > MAX_NAME_CHARS:
+        raise _BadEventError
+    return BlockStored(
+        block_hashes=_engine_hashes(wire.block_hashes),
+        parent=None if wire.parent_block_hash is None else _engine_hash(wire.parent_block_hash),
+        token_ids=_token_ids(wire.token_ids),
+        block_size=wire.block_size,
+        adapter=adapter,
+        medium=wire.medium,
+        salt=salt if wire.parent_block_hash is None else None,
+        group=_group(group),
+        group_kind=wire.kv_cache_spec_kind,
+        n_plain=None if n_plain == n_blocks else n_plain,
+    )
+
+
+def _engine_hash(value: _Hash) -> EngineHash:
+    """Low 64 bits, so a digest, its unsigned and its signed integer form are one hash (vLLM cuts digests so
+    too)."""
+    if isinstance(value, bytes):
+        if not value:
+            raise _BadEventError
+        return EngineHash(int.from_bytes(value[-8:], "big"))
+    return EngineHash(value & _MASK64)
+
+
+def _engine_hashes(values: list[_Hash]) -> tuple[EngineHash, ...]:
+    return tuple([_engine_hash(value) for value in values])
+
+
+def _token_ids(ids: list[int]) -> TokenIds:
+    try:
+        packed = array("I", ids)
+    except OverflowError as error:
+        raise _BadEventError from error
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return TokenIds(packed.tobytes())
+
+
+def _group(value: object) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or not 0 <= value < MAX_GROUPS:
+        raise _BadEventError
+    return value
+
+
+def _adapter(lora_id: object, lora_name: object) -> str:
+    if isinstance(lora_name, str) and len(lora_name) <= MAX_NAME_CHARS:
+        return lora_name
+    if lora_name is not None:
+        raise _BadEventError
+    if lora_id is None:
+        return ""
+    if not isinstance(lora_id, int | str) or len(str(lora_id)) > MAX_NAME_CHARS:
+        raise _BadEventError
+    return f"lora:{lora_id}"
+
+
+def _salt_map(keys: dict[object, object]) -> str | None:
+    salt = keys.get("cache_salt")
+    if salt is not None and not isinstance(salt, str):
+        raise _BadEventError
+    return salt
+
+
+def _read_extra_keys(keys: object, n_blocks: int, adapter: str, *, first: bool) -> tuple[str | None, int]:
+    """The salt, if told, and how many leading blocks depend on nothing but tokens, adapter and that salt.
+
+    vLLM lists for each block, in this order: the adapter's name, (image id, offset) pairs, the salt (first
+    block of a prompt only), the digest of prompt embeddings. So one text in a first block is the salt, once
+    the adapter's name has been taken off.
+    """
+    if not isinstance(keys, list) or len(keys) != n_blocks:
+        raise _BadEventError
+    salt: str | None = None
+    for at, entry in enumerate(keys):
+        if entry is None:
+            continue
+        if not isinstance(entry, list):
+            raise _BadEventError
+        rest = _without_adapter(entry, adapter)
+        if not rest:
+            continue
+        if at == 0 and first and len(rest) == 1 and isinstance(rest[0], str):
+            salt = rest[0]
+        else:
+            return salt, at
+    return salt, n_blocks
+
+
+def _without_adapter(entry: list[object], adapter: str) -> list[object]:
+    # Where only the adapter's number is told, the name still leads the list.
+    if (
+        adapter
+        and entry
+        and (entry[0] == adapter or (adapter.startswith("lora:") and isinstance(entry[0], str)))
+    ):
+        return entry[1:]
+    return entry
+
+
+def encode_batch(batch: EventBatch, encoding: Encoding = Encoding.ARRAY) -> bytes:
+    """The batch as an engine would publish it; `skipped` has no place on the wire. Inverse of
+    `decode_batch`."""
+    if encoding is Encoding.ARRAY:
+        events: list[object] = [[name, *fields.values()] for name, fields in map(_wire_fields, batch.events)]
+    else:
+        events = [{"type": name, **fields} for name, fields in map(_wire_fields, batch.events)]
+    if encoding is Encoding.ALL_MAP:
+        return _encoder.encode({"ts": batch.ts, "events": events, "data_parallel_rank": batch.dp_rank})
+    return _encoder.encode([batch.ts, events, batch.dp_rank])
+
+
+def _wire_fields(event: KvEvent) -> tuple[str, dict[str, object]]:
+    """Tag and fields in the order of vLLM's structs."""
+    if isinstance(event, AllBlocksCleared):
+        return "AllBlocksCleared", {}
+    if isinstance(event, BlockRemoved):
+        return "BlockRemoved", {
+            "block_hashes": event.block_hashes,
+            "medium": event.medium,
+            "group_idx": event.group,
+        }
+    ids = array("I", event.token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return "BlockStored", {
+        "block_hashes": event.block_hashes,
+        "parent_block_hash": event.parent,
+        "token_ids": ids.tolist(),
+        "block_size": event.block_size,
+        "lora_id": None,
+        "medium": event.medium,
+        "lora_name": event.adapter or None,
+        "extra_keys": _wire_extra_keys(event),
+        "group_idx": event.group,
+        "kv_cache_spec_kind": event.group_kind,
+        "kv_cache_spec_sliding_window": None,
+    }
+
+
+def _wire_extra_keys(event: BlockStored) -> list[list[str] | None] | None:
+    if event.salt is None:
+        return None
+    name = [event.adapter] if event.adapter else []
+    first = [*name, event.salt]
+    return [first, *([name or None] * (len(event.block_hashes) - 1))]

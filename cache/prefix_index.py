@@ -1,0 +1,553 @@
+"""Which workers hold which blocks: exact from their KV events, predicted from where requests were just sent.
+
+One global table per tier maps our chained block hash to a bit mask of workers; matching is one walk over a
+prompt's hashes. An engine's own hashes are opaque, so each worker also has a map from them to ours, which
+`BlockRemoved` and a parent's hash are looked up in; our hash is recomputed from the event's tokens and the
+parent's.
+
+What is unknown is not cached. A block whose parent is not known, of an unknown medium, block size or cache
+group, or one that depends on an image, is counted and left out. Everything is bounded: when `max_blocks`
+entries are held, the oldest of the worker that holds most make room. All of these, an eviction with a child
+still listed too, make the index claim less than the truth: a match ends at the first block that is not there.
+
+Two limits of what events tell. An engine that was sent a cache salt but publishes events without it stores
+those blocks under the unsalted chain: only predictions speak for salted prompts then, and a fleet that mixes
+salted and unsalted prompts on such an engine sees unsalted matches that the engine will not honour. And for
+hybrid models only the first full-attention group is followed (a block is gone as soon as any full-attention
+group drops it): whether the sliding window or the state of the last blocks is still there, the engine alone
+knows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import reduce
+from heapq import heappop, heappush
+from itertools import count, groupby, islice, repeat
+from operator import or_
+from typing import TYPE_CHECKING, Final
+
+from cache.block_hash import ChainKey, extend_chain, root_hash
+from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from policies.types import BlockHash, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cache.kv_events import EngineHash, KvEvent
+    from policies.types import WorkerId
+
+_TIERS: Final[dict[str, Tier]] = {
+    "GPU": Tier.DEVICE,
+    "DEVICE": Tier.DEVICE,
+    "CPU": Tier.HOST,
+    "CPU_PINNED": Tier.HOST,
+    "CPU_TIER1": Tier.HOST,
+    "HOST": Tier.HOST,
+    "DISK": Tier.DISK,
+    "SSD": Tier.DISK,
+    "STORAGE": Tier.DISK,
+    "CPU_TIER2": Tier.DISK,
+    "REDIS": Tier.REDIS,
+}
+_FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
+_EVICT_FRACTION: Final = 64
+"""A full index drops 1/64 of its bound at once: the head of a dict is only cheap to reach now and then."""
+_PREDICTED_FRACTION: Final = 4
+"""At most a quarter of the bound is predictions: guesses never push out most of what is known."""
+_MAX_INTERNED: Final = 4096
+_MAX_ROOTS: Final = 4096
+
+
+class PrefixIndexStats:
+    """Counters of what events told and the index could not use. They only grow."""
+
+    __slots__ = (
+        "evicted",
+        "expired",
+        "foreign_block_size",
+        "ignored_group",
+        "not_plain",
+        "unknown_medium",
+        "unknown_parent",
+    )
+
+    def __init__(self) -> None:
+        self.unknown_parent = 0
+        """Blocks whose parent is not known."""
+        self.unknown_medium = 0
+        self.foreign_block_size = 0
+        """Blocks of another size than the worker's."""
+        self.ignored_group = 0
+        """Blocks of a cache group that does not count."""
+        self.not_plain = 0
+        """Blocks that depend on images or prompt embeddings."""
+        self.evicted = 0
+        """Entries dropped because the index was full."""
+        self.expired = 0
+        """Predicted entries that no event confirmed in time."""
+
+    def as_dict(self) -> dict[str, int]:
+        """Name of each counter and its value."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+_EngineMap = dict["EngineHash", BlockHash]
+
+
+class _Worker:
+    """What is known of one worker."""
+
+    __slots__ = (
+        "bit", "block_size", "configured_block_size", "engines", "extra_refs", "id", "ignored_groups",
+        "main_group", "model", "n_exact", "predicted", "roots", "slot",
+    )  # fmt: skip
+
+    def __init__(self, worker: WorkerId, slot: int, model: str, block_size: int | None) -> None:
+        self.id = worker
+        self.slot = slot
+        self.bit = 1 << slot
+        self.model = model
+        self.configured_block_size = block_size
+        self.reset()
+
+    def reset(self) -> None:
+        self.block_size = self.configured_block_size
+        self.engines: dict[tuple[int, Tier], _EngineMap] = {}
+        """Engine hash -> ours, per data-parallel rank and tier, oldest first."""
+        self.extra_refs: Counter[tuple[Tier, BlockHash]] = Counter()
+        """References beyond the first, where several engine hashes stand for one of ours. Rare."""
+        self.predicted: dict[BlockHash, float] = {}
+        """Device blocks that only a routing decision speaks for, and when they expire."""
+        self.n_exact = 0
+        self.main_group: int | None = None
+        self.ignored_groups: set[int] = set()
+        self.roots: dict[tuple[str, str], BlockHash] = {}
+
+    @property
+    def size(self) -> int:
+        return self.n_exact + len(self.predicted)
+
+
+class PrefixIndex:
+    """The blocks of a fleet. Synchronous and single-threaded; every method leaves it consistent.
+
+    Its size, `len()`, counts entries: one per engine block held (per rank and tier) and one per predicted
+    block. It never exceeds `max_blocks`.
+    """
+
+    def __init__(self, *, max_blocks: int) -> None:
+        if max_blocks < 1:
+            message = f"max_blocks must be positive, not {max_blocks}"
+            raise ValueError(message)
+        self.max_blocks = max_blocks
+        self.stats = PrefixIndexStats()
+        self._tables: dict[Tier, dict[BlockHash, int]] = {tier: {} for tier in Tier}
+        self._device = self._tables[Tier.DEVICE]
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._slots: list[_Worker | None] = []
+        self._masks: dict[int, int] = {}
+        self._size = 0
+        self._n_predicted = 0
+        self._expiries: list[tuple[float, int, _Worker, list[BlockHash]]] = []
+        """A heap, one entry per `predict`: deadline, ticket against ties, worker, blocks."""
+        self._n_queued = 0
+        """Blocks in that heap; those prolonged or confirmed since are still in it."""
+        self._ticket = count()
+
+    # --- the fleet ---
+
+    def add_worker(self, worker: WorkerId, *, model: str, block_size: int | None = None) -> None:
+        """Begin to follow a worker that serves `model`; a worker known already is forgotten first.
+
+        Blocks of another size than `block_size` do not count; without it the first event that starts a prompt
+        sets it.
+        """
+        self.remove_worker(worker)
+        if None in self._slots:
+            slot = self._slots.index(None)
+        else:
+            slot = len(self._slots)
+            self._slots.append(None)
+        added = _Worker(worker, slot, model, block_size)
+        self._slots[slot] = self._workers[worker] = added
+
+    def remove_worker(self, worker: WorkerId) -> None:
+        """Forget a worker. Unknown names are fine."""
+        if worker in self._workers:
+            self.clear(worker)
+            self._slots[self._workers.pop(worker).slot] = None
+
+    def clear(self, worker: WorkerId, *, rank: int | None = None) -> None:
+        """Forget what the worker holds (of one data-parallel rank), predictions included. Unknown names are
+        fine."""
+        state = self._workers.get(worker)
+        if state is None:
+            return
+        for key in [key for key in state.engines if rank is None or key[0] == rank]:
+            engines = state.engines[key]
+            for engine_hash in list(engines):
+                self._forget(state, key[1], engines, engine_hash)
+            del state.engines[key]
+        for block in list(state.predicted):
+            self._drop_predicted(state, block)
+        if not state.engines:
+            state.reset()
+
+    # --- what events tell ---
+
+    def apply(self, worker: WorkerId, event: KvEvent, *, rank: int = 0) -> None:
+        """Apply one event of a worker's data-parallel rank. Events of unknown workers are ignored."""
+        state = self._workers.get(worker)
+        if state is None:
+            return
+        if isinstance(event, BlockStored):
+            self._store(state, event, rank)
+        elif isinstance(event, BlockRemoved):
+            self._remove(state, event, rank)
+        elif isinstance(event, AllBlocksCleared):
+            self.clear(worker, rank=rank)
+
+    def _store(self, state: _Worker, event: BlockStored, rank: int) -> None:
+        n_blocks = len(event.block_hashes)
+        tier = _tier(event.medium)
+        if tier is None:
+            self.stats.unknown_medium += n_blocks
+            return
+        if not _follows_group(state, event):
+            self.stats.ignored_group += n_blocks
+            return
+        if event.parent is None and state.block_size is None:
+            state.block_size = event.block_size
+        if event.block_size != state.block_size:
+            self.stats.foreign_block_size += n_blocks
+            return
+        parent = self._parent(state, event, rank, tier)
+        if parent is None:
+            self.stats.unknown_parent += n_blocks
+            return
+        ours = extend_chain(parent, event.token_ids, event.block_size)
+        if event.n_plain is not None:
+            self.stats.not_plain += n_blocks - event.n_plain
+            del ours[event.n_plain :]
+        # No single event may claim more than the whole index: its leading blocks are the useful ones.
+        del ours[self.max_blocks :]
+        self._make_room(len(ours))
+        self._insert(state, (rank, tier), event.block_hashes, ours)
+
+    def _parent(self, state: _Worker, event: BlockStored, rank: int, tier: Tier) -> BlockHash | None:
+        if event.parent is None:
+            key = (event.adapter, event.salt or "")
+            root = state.roots.get(key)
+            if root is None:
+                if len(state.roots) >= _MAX_ROOTS:
+                    state.roots.clear()
+                chain = ChainKey(state.model, event.block_size, adapter=key[0], salt=key[1])
+                root = state.roots[key] = root_hash(chain)
+            return root
+        for place in (tier, *Tier):
+            engines = state.engines.get((rank, place))
+            if engines is not None and (ours := engines.get(event.parent)) is not None:
+                return ours
+        return None
+
+    def _insert(
+        self,
+        state: _Worker,
+        key: tuple[int, Tier],
+        engine_hashes: Sequence[EngineHash],
+        ours: Sequence[BlockHash],
+    ) -> None:
+        engines = state.engines.setdefault(key, {})
+        tier = key[1]
+        bit, table, added = state.bit, self._tables[tier], 0
+        # zip stops at the shorter: blocks past the placeable ones are left out.
+        for engine_hash, block in zip(engine_hashes, ours, strict=False):
+            known = engines.get(engine_hash)
+            if known is not None:
+                if known == block:
+                    continue
+                # The engine gave an old hash to another block: the old one is gone.
+                self._forget(state, tier, engines, engine_hash)
+            engines[engine_hash] = block
+            added += 1
+            mask = table.get(block)
+            if mask is None:
+                table[block] = bit
+            elif not mask & bit:
+                table[block] = self._intern(mask | bit)
+            elif tier is Tier.DEVICE and block in state.predicted:
+                del state.predicted[block]
+                self._size -= 1
+                self._n_predicted -= 1
+            else:
+                state.extra_refs[tier, block] += 1
+        state.n_exact += added
+        self._size += added
+
+    def _remove(self, state: _Worker, event: BlockRemoved, rank: int) -> None:
+        tier = _tier(event.medium)
+        if tier is None:
+            self.stats.unknown_medium += len(event.block_hashes)
+            return
+        if event.group is not None and event.group in state.ignored_groups:
+            return
+        engines = state.engines.get((rank, tier))
+        if not engines:
+            return
+        for engine_hash in event.block_hashes:
+            if engine_hash in engines:
+                self._forget(state, tier, engines, engine_hash)
+
+    # --- what routing adds ---
+
+    def predict(
+        self, worker: WorkerId, hashes: Sequence[BlockHash], *, start: int, now: float, ttl: float
+    ) -> None:
+        """Expect `worker` to hold `hashes[start:]` soon: they match at once and expire at `now + ttl`, in
+        seconds, unless an event confirms them. Blocks known exactly stay so; a second prediction only
+        prolongs the first.
+        """
+        state = self._workers.get(worker)
+        if state is None:
+            return
+        self.expire(now)
+        deadline, bound = now + ttl, max(1, self.max_blocks // _PREDICTED_FRACTION)
+        fresh = self._unconfirmed(state, hashes, start, deadline)[:bound]
+        n_new = len(fresh) - sum(map(state.predicted.__contains__, fresh))
+        while self._n_predicted + n_new > bound or self._n_queued + len(fresh) > 2 * bound:
+            if not self._expiries:
+                break
+            self._expire_first()
+            n_new = len(fresh) - sum(map(state.predicted.__contains__, fresh))
+        if not fresh:
+            return
+        self._make_room(n_new)
+        for block in fresh:
+            if block not in state.predicted:
+                self._size += 1
+                self._n_predicted += 1
+                self._device[block] = self._intern(self._device.get(block, 0) | state.bit)
+            state.predicted[block] = deadline
+        self._n_queued += len(fresh)
+        heappush(self._expiries, (deadline, next(self._ticket), state, fresh))
+
+    def _unconfirmed(
+        self, state: _Worker, hashes: Sequence[BlockHash], start: int, deadline: float
+    ) -> list[BlockHash]:
+        """The blocks of `hashes[start:]`, each once, that a prediction until `deadline` changes anything
+        for."""
+        device, predicted, bit = self._device, state.predicted, state.bit
+        return [
+            block
+            for block in dict.fromkeys(islice(hashes, start, None))
+            if (predicted[block] < deadline if block in predicted else not device.get(block, 0) & bit)
+        ]
+
+    def expire(self, now: float) -> int:
+        """Drop the predictions whose time has come and no event confirmed; how many they were."""
+        dropped = 0
+        while self._expiries and self._expiries[0][0] <= now:
+            dropped += self._expire_first()
+        self.stats.expired += dropped
+        return dropped
+
+    def _expire_first(self) -> int:
+        deadline, _, state, blocks = heappop(self._expiries)
+        self._n_queued -= len(blocks)
+        # A later deadline belongs to a later prediction, which has an entry of its own in the queue.
+        due = [block for block in blocks if state.predicted.get(block) == deadline]
+        for block in due:
+            self._drop_predicted(state, block)
+        return len(due)
+
+    # --- what routing asks ---
+
+    def match(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, int]:
+        """The prefix match of each worker, in blocks on its device; workers without any are left out."""
+        depths: dict[WorkerId, int] = {}
+        alive = -1
+        last: int | None = alive
+        depth = 0
+        for mask in map(self._device.get, hashes):
+            # Masks are interned and neighbours mostly share theirs: identity is the whole test for most
+            # blocks.
+            if mask is not last:
+                if mask is None:
+                    break
+                if depth and (lost := alive & ~mask):
+                    for state in self._holders(lost):
+                        depths[state.id] = depth
+                alive &= mask
+                if not alive:
+                    return depths
+                last = mask
+            depth += 1
+        if depth:
+            for state in self._holders(alive):
+                depths[state.id] = depth
+        return depths
+
+    def match_tiers(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, dict[Tier, int]]:
+        """The longest run of leading blocks each worker holds on any tier, split by tier.
+
+        A block counts on the fastest tier it is held on. Only workers and tiers with blocks are listed.
+        """
+        tiers = [tier for tier in Tier if self._tables[tier]]
+        walks = [map(self._tables[tier].get, hashes, repeat(0)) for tier in tiers]
+        found: dict[WorkerId, dict[Tier, int]] = {}
+        alive = -1
+        for masks, run in groupby(zip(*walks, strict=True)):
+            alive &= reduce(or_, masks)
+            if not alive:
+                break
+            n_blocks = sum(1 for _ in run)
+            for state in self._holders(alive):
+                tier = next(tier for tier, mask in zip(tiers, masks, strict=True) if mask & state.bit)
+                depths = found.setdefault(state.id, {})
+                depths[tier] = depths.get(tier, 0) + n_blocks
+        return found
+
+    def block_count(self, worker: WorkerId) -> int:
+        """Entries of one worker; 0 for an unknown one."""
+        state = self._workers.get(worker)
+        return 0 if state is None else state.size
+
+    def __len__(self) -> int:
+        """Entries of all workers."""
+        return self._size
+
+    @property
+    def predicted_count(self) -> int:
+        """Entries that no event has confirmed yet."""
+        return self._n_predicted
+
+    # --- inside ---
+
+    def _holders(self, mask: int) -> Iterator[_Worker]:
+        while mask:
+            low = mask & -mask
+            state = self._slots[low.bit_length() - 1]
+            if state is not None:
+                yield state
+            mask ^= low
+
+    def _intern(self, mask: int) -> int:
+        masks = self._masks
+        if len(masks) >= _MAX_INTERNED:
+            masks.clear()
+        return masks.setdefault(mask, mask)
+
+    def _forget(self, state: _Worker, tier: Tier, engines: _EngineMap, engine_hash: EngineHash) -> None:
+        block = engines.pop(engine_hash)
+        state.n_exact -= 1
+        self._size -= 1
+        if state.extra_refs and (tier, block) in state.extra_refs:
+            state.extra_refs[tier, block] -= 1
+            if not state.extra_refs[tier, block]:
+                del state.extra_refs[tier, block]
+        else:
+            self._unset(state, tier, block)
+
+    def _drop_predicted(self, state: _Worker, block: BlockHash) -> None:
+        del state.predicted[block]
+        self._size -= 1
+        self._n_predicted -= 1
+        self._unset(state, Tier.DEVICE, block)
+
+    def _unset(self, state: _Worker, tier: Tier, block: BlockHash) -> None:
+        table = self._tables[tier]
+        mask = table[block] ^ state.bit
+        if mask:
+            table[block] = self._intern(mask)
+        else:
+            del table[block]
+
+    def _make_room(self, n_blocks: int) -> None:
+        """Evict until `n_blocks`, at most `max_blocks`, fit: from the worker with most entries, oldest
+        first."""
+        while (excess := self._size + n_blocks - self.max_blocks) > 0:
+            state = max(self._workers.values(), key=_size)
+            before = self._size
+            self._evict(state, max(excess, self.max_blocks // _EVICT_FRACTION))
+            self.stats.evicted += before - self._size
+
+    def _evict(self, state: _Worker, n_blocks: int) -> None:
+        if not state.n_exact:
+            for block in list(islice(state.predicted, n_blocks)):
+                self._drop_predicted(state, block)
+            return
+        (_, tier), engines = max(state.engines.items(), key=_length)
+        for engine_hash in list(islice(engines, n_blocks)):
+            self._forget(state, tier, engines, engine_hash)
+
+    def check_integrity(self) -> None:
+        """Recompute everything from the workers' maps. Slow; for tests and idle times.
+
+        Raises RuntimeError naming what does not agree.
+        """
+        truth: dict[Tier, dict[BlockHash, int]] = {tier: {} for tier in Tier}
+        for state in self._workers.values():
+            held: Counter[tuple[Tier, BlockHash]] = Counter()
+            for (_, tier), engines in state.engines.items():
+                held.update((tier, block) for block in engines.values())
+            _require(
+                not any((Tier.DEVICE, block) in held for block in state.predicted), "predicted and exact"
+            )
+            _require(state.n_exact == held.total(), "a worker's number of entries")
+            _require(
+                {key: n - 1 for key, n in held.items() if n > 1} == dict(state.extra_refs), "extra references"
+            )
+            for tier, block in (*held, *((Tier.DEVICE, block) for block in state.predicted)):
+                truth[tier][block] = truth[tier].get(block, 0) | state.bit
+            _require(self._slots[state.slot] is state, "a worker's slot")
+        _require(truth == self._tables, "the masks")
+        _require(self._size == sum(map(_size, self._workers.values())) <= self.max_blocks, "the size")
+        _require(
+            self._n_predicted == sum(len(state.predicted) for state in self._workers.values()),
+            "the predictions",
+        )
+        _require(self._n_queued == sum(len(entry[3]) for entry in self._expiries), "the queue's length")
+        queued = {
+            (id(state), block, deadline) for deadline, _, state, blocks in self._expiries for block in blocks
+        }
+        _require(
+            all(
+                (id(state), block, deadline) in queued
+                for state in self._workers.values()
+                for block, deadline in state.predicted.items()
+            ),
+            "a prediction that never expires",
+        )
+
+
+def _tier(medium: str | None) -> Tier | None:
+    return Tier.DEVICE if medium is None else _TIERS.get(medium.upper())
+
+
+def _follows_group(state: _Worker, event: BlockStored) -> bool:
+    """Whether the event's cache group decides if a block counts as held: the first full-attention group seen
+    does."""
+    full = event.group_kind in _FULL_ATTENTION
+    if event.group is None:
+        return full
+    if not full:
+        state.ignored_groups.add(event.group)
+        return False
+    if state.main_group is None:
+        state.main_group = event.group
+    return event.group == state.main_group
+
+
+def _size(state: _Worker) -> int:
+    return state.size
+
+
+def _length(item: tuple[tuple[int, Tier], _EngineMap]) -> int:
+    return len(item[1])
+
+
+def _require(holds: bool, what: str) -> None:  # noqa: FBT001  # reads as a sentence where it is called
+    if not holds:
+        message = f"the prefix index contradicts itself: {what}"
+        raise RuntimeError(message)
