@@ -32,7 +32,12 @@ class Removed:
     hashes: tuple[EngineHash, ...]
 
 
-PoolEvent = Stored | Removed
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Nothing is cached any more."""
+
+
+PoolEvent = Stored | Removed | Cleared
 
 
 class BlockPool:
@@ -153,6 +158,7 @@ class BlockPool:
             return False
         self._copies.clear()
         self._hash_of = [None] * self._fresh
+        self._events.append(Cleared())
         return True
 
     def take_events(self) -> list[PoolEvent]:

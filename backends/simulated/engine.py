@@ -181,6 +181,14 @@ class SimulatedEngine:
             self._stop_after_current_step()
         return True
 
+    def clear_cache(self, now: float) -> bool:
+        """Forget all cached blocks; False, and nothing happens, while blocks are in use."""
+        self._live_until(now, start=False)
+        cleared = self.pool.clear_cache()
+        if cleared:
+            self._collect_events(now)
+        return cleared
+
     def next_event_at(self) -> float | None:
         """When `advance` has something to do next; None while there is no work. Changes nothing."""
         run = self._run
