@@ -1,0 +1,213 @@
+"""Where a text may be cut so that its pieces, tokenized one by one, give the tokens of the whole.
+
+Two kinds of places are safe. *Before an added token* that is matched in raw text and looks at nothing around itself:
+tokenizers split there before anything else. *Between words*, where the pre-tokenizer splits whatever stands around:
+shown on probes for the tokenizer at hand, and not used where that fails.
+
+A cut depends on where its piece starts and on the few characters around the cut, so texts with a common beginning have
+their first pieces in common. Early pieces are short, so that a short system prompt is a piece of its own; later ones
+grow, so that a long prompt has few.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from os.path import commonprefix
+from typing import TYPE_CHECKING
+
+from policies.types import TokenIds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tokenizers import AddedToken
+
+    from cache.tokenizer import Tokenizer
+
+SHORTEST_PIECE = 64
+"""Characters; an added token nearer than this to the start of its piece is no place to cut."""
+
+WORD_CUTS = (
+    r" (?<=[A-Za-z] )(?=[A-Za-z])",
+    "[\uff0c\u3002\u3001\uff1b\uff1a](?<=[\u4e00-\u9fa5].)(?=[\u4e00-\u9fa5])",
+)
+"""Places between words, at the start of a match: before a space between ASCII letters, before punctuation between
+Chinese characters. Each begins with the rarest character, for which the search is one quick scan."""
+
+_WORD_TEXTS = (
+    "Hello world and some more words in a row",
+    "It's said that they're here; don't you think so? I do think so",
+    "x y z a b c I am A b C D",
+    "camelCase words and SHOUTING words mixedUp with ordinary ones",
+    "tabs\tand lines\nand  two spaces and 3 numbers 42 between words",
+    "naïve café words über straße then plain ASCII words again",
+    "e\u0301 accents comb\u0301 ined with words like n\u0303 this one",
+    "def name(self, other) -> None: return self if other else None  # a comment here",
+    '{"key": "some value here", "other": ["words in lists", 1, null]}',
+    " starts with a space and ends with one ",
+    "中文，句子。更多、内容；还有：字符，结束。中文字，很长的一段话。又一句",
+    "混合 English words，中文。and more words here 文字，文字",
+    "\u200bzero width words \ufeff and marks \u202e here again",
+    "averyveryverylongwordwithoutanyspaces" * 6 + " followed by short ones",
+)
+
+
+class PieceCutter:
+    """The rule of cutting for one tokenizer. Immutable."""
+
+    def __init__(self, tokenizer: Tokenizer, *, piece_chars: int = 2048) -> None:
+        """`piece_chars` is the length from which a piece ends at the next place between words."""
+        self.piece_chars = piece_chars
+        self._token_gap = max(SHORTEST_PIECE, piece_chars // 4)
+        frame = _frame(tokenizer)
+        self.separable = frame is not None
+        """False when special tokens cannot be added after tokenizing: then a text is one piece."""
+        self.prefix, self.suffix = frame or (TokenIds(b""), TokenIds(b""))
+        """What a post-processor puts before and behind the ids of a text when special tokens are added."""
+        words = [] if frame is None else [cut for cut in WORD_CUTS if _proves_cut(tokenizer, cut)]
+        tokens = [] if frame is None else cut_tokens(tokenizer.added_tokens)
+        if not _proves_tokens(tokenizer, tokens):
+            tokens = []
+        self._words = re.compile("|".join(words)) if words else None
+        token_pattern = f"(?:{trie_pattern(tokens)})" if tokens else ""
+        self._tokens = re.compile(token_pattern) if tokens else None
+        self._token_start = commonprefix(tokens)
+        self._longest_token = max(map(len, tokens), default=0)
+        either = [*words, *([token_pattern] if tokens else [])]
+        self._either = re.compile("|".join(either)) if either else None
+        self.word_cuts = len(words)
+        """How many of `WORD_CUTS` are used."""
+        self.token_cuts = len(tokens)
+        """How many added tokens are places to cut at."""
+
+    def next_cut(self, text: str, start: int) -> int:
+        """The end of the piece that starts at `start`: a cut, or the length of the text when there is none left."""
+        if self._either is None:
+            return len(text)
+        long = start + self.piece_chars
+        if self._tokens is not None:
+            # Grows with the distance from the text's start: few pieces in long texts, small ones where prompts part.
+            gap = min(self._token_gap, max(SHORTEST_PIECE, start >> 3))
+            # Reaches over `long`, so that a token which starts before it is found whole.
+            end = long + self._longest_token
+            # str.find first: in text without any token it is five times as quick as the regular expression.
+            first = text.find(self._token_start, start + gap, end)
+            if first >= 0 and (found := self._tokens.search(text, first, end)) and found.start() < long:
+                return found.start()
+        found = self._either.search(text, long)
+        return len(text) if found is None else found.start()
+
+    def cuts(self, text: str, start: int = 0) -> Iterator[int]:
+        """The ends of all pieces from `start` on; the last is the length of the text."""
+        while start < len(text):
+            start = self.next_cut(text, start)
+            yield start
+
+
+def cut_tokens(added: Sequence[AddedToken]) -> list[str]:
+    """The added tokens in front of which a text may be cut.
+
+    Matched in raw text (not normalized), with no rule about the characters around them; and no added token may hold
+    one's beginning anywhere but at its own start, or the place in front of an occurrence could lie inside of a match.
+    """
+    contents = [token.content for token in added]
+    plain = {t.content for t in added if not (t.normalized or t.lstrip or t.rstrip or t.single_word)}
+    # A token that strips white space on its left reaches back over a cut; one that starts with it could be reached.
+    candidates = [content for content in contents if content in plain and not content[:1].isspace() and content]
+    others = [content for content in contents if content not in plain]
+    # Where a candidate is the beginning of a longer token with rules, it is that token which matches there.
+    candidates = [c for c in candidates if not any(other.startswith(c) for other in others)]
+    return [c for c in candidates if not any(_may_cover(other, c) for other in contents)]
+
+
+def _may_cover(token: str, candidate: str) -> bool:
+    """Can a match of `token` start before an occurrence of `candidate` and reach into it?"""
+    first = token.find(candidate[0], 1)
+    while first >= 0:
+        inner = token[first:]
+        if inner.startswith(candidate) or candidate.startswith(inner):
+            return True
+        first = token.find(candidate[0], first + 1)
+    return False
+
+
+def trie_pattern(words: Sequence[str]) -> str:
+    """A regular expression for any of `words`, the longest first, that reads each character once.
+
+    An alternation of a thousand tokens would be tried one by one at every character with which they begin.
+    """
+    tails: dict[str, list[str]] = {}
+    for word in words:
+        if word:
+            tails.setdefault(word[0], []).append(word[1:])
+    branches = []
+    for first, rest in tails.items():
+        inner = trie_pattern(rest)
+        branches.append(re.escape(first) + inner)
+    if not branches:
+        return ""
+    pattern = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+    return f"(?:{pattern})?" if "" in words else pattern
+
+
+def _frame(tokenizer: Tokenizer) -> tuple[TokenIds, TokenIds] | None:
+    """The ids put around a text by the post-processor; None when it does anything but put ids around."""
+    empty = tokenizer.encode("", add_special_tokens=True)
+    for size in range(0, len(empty) + 1, 4):
+        prefix, suffix = TokenIds(empty[:size]), TokenIds(empty[size:])
+        if all(
+            tokenizer.encode(text, add_special_tokens=True)
+            == prefix + tokenizer.encode(text, add_special_tokens=False) + suffix
+            for text in _WORD_TEXTS
+        ):
+            return prefix, suffix
+    return None
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> TokenIds:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _proves_cut(tokenizer: Tokenizer, cut: str) -> bool:
+    """Does a cut at every match of the pattern leave the tokens as they are?"""
+    pre_tokenizer, normalizer = tokenizer.reference.pre_tokenizer, tokenizer.reference.normalizer
+    # Without a pre-tokenizer merges may reach from word to word, whatever a few probes show.
+    if pre_tokenizer is None:
+        return False
+    # No added token may reach over such a place, nor swallow the space behind a word.
+    for token in tokenizer.added_tokens:
+        if re.search("[A-Za-z] |[\u4e00-\u9fa5][\uff0c\u3002\u3001\uff1b\uff1a]", token.content):
+            return False
+        if token.rstrip and re.search("[A-Za-z]$", token.content):
+            return False
+    found = 0
+    for text in _WORD_TEXTS:
+        places = [match.start() for match in re.finditer(cut, text)]
+        found += len(places)
+        whole = _encode(tokenizer, text)
+        for place in places:
+            if _encode(tokenizer, text[:place]) + _encode(tokenizer, text[place:]) != whole:
+                return False
+        pieces = [text[start:end] for start, end in pairwise([0, *places, len(text)])]
+        if b"".join(_encode(tokenizer, piece) for piece in pieces) != whole:
+            return False
+        # The pre-tokenizer must split there by itself: a vocabulary without two-word tokens proves nothing of texts
+        # to come, a split does.
+        normal = text if normalizer is None else normalizer.normalize_str(text)
+        if normal == text:
+            starts = {start for _, (start, _) in pre_tokenizer.pre_tokenize_str(text)}
+            starts |= {end for _, (_, end) in pre_tokenizer.pre_tokenize_str(text)}
+            if not starts.issuperset(places):
+                return False
+    return found > 0
+
+
+def _proves_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> bool:
+    """Does a cut before each of `tokens` leave the tokens as they are, on a sample?"""
+    for token in tokens[:: max(1, len(tokens) // 32)]:
+        for before, after in (("word", "word"), ("line\n", "\nline"), (" ", " "), (token, token), ("中。", "中")):
+            whole = before + token + after
+            if _encode(tokenizer, before) + _encode(tokenizer, token + after) != _encode(tokenizer, whole):
+                return False
+    return True
