@@ -47,13 +47,13 @@ class Answers:
     created: int
     model: str
     prompt_tokens: int
+    n: int = 1
     choices: list[Choice] = field(default_factory=list)
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object; a prompt asked for n answers counts once, its hits as the first found them."""
         generated = sum(choice.sent for choice in self.choices)
-        first_of_prompt = {id(choice.request.hashes): choice for choice in reversed(self.choices)}
-        cached = sum(choice.cached_tokens for choice in first_of_prompt.values())
+        cached = sum(choice.cached_tokens for choice in self.choices[:: self.n])
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + generated,
