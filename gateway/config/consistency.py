@@ -1,0 +1,128 @@
+"""Settings that are fine one by one and unsafe together. Pure: a configuration in, problems out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from gateway.config.problems import Problem, nearest
+
+if TYPE_CHECKING:
+    from gateway.config.schema import Config, Worker
+
+_ANY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+_THIS_MACHINE: Final = frozenset({"localhost", "127.0.0.1", "::1", *_ANY_ADDRESS})
+
+
+def inconsistencies(config: Config) -> list[Problem]:
+    """Everything in `config` that contradicts something else in it."""
+    return [
+        *_repeated(config),
+        *_loops(config),
+        *_models_and_workers(config),
+        *_kv_events(config),
+        *_bounds(config),
+    ]
+
+
+def _repeated(config: Config) -> Iterator[Problem]:
+    columns: tuple[tuple[str, str, list[str | None]], ...] = (
+        ("models", "name", [model.name for model in config.models]),
+        ("workers", "name", [worker.name for worker in config.workers]),
+        ("workers", "url", [worker.url for worker in config.workers]),
+        (
+            "workers",
+            "kv_events.endpoint",
+            [worker.kv_events.endpoint if worker.kv_events else None for worker in config.workers],
+        ),
+    )
+    for section, key, values in columns:
+        first: dict[str, int] = {}
+        for position, value in enumerate(values):
+            if value is None:
+                continue
+            if value in first:
+                yield Problem(
+                    f"{section}[{position}].{key}", f"{value} is already that of {section}[{first[value]}]"
+                )
+            first.setdefault(value, position)
+
+
+def _loops(config: Config) -> Iterator[Problem]:
+    """A worker's URL that leads back to the gateway would send each request round until it fails."""
+    listen = config.listen
+    for position, worker in enumerate(config.workers):
+        host, port = worker.address
+        both_local = listen.host in _THIS_MACHINE and host in _THIS_MACHINE
+        if port == listen.port and (host == listen.host or both_local):
+            yield Problem(
+                f"workers[{position}].url",
+                f"{worker.url} is the gateway itself (listen.port is {listen.port} too)",
+            )
+
+
+def _models_and_workers(config: Config) -> Iterator[Problem]:
+    names = [model.name for model in config.models]
+    for position, worker in enumerate(config.workers):
+        for place, name in enumerate(worker.models or ()):
+            if names and name not in names:
+                near = nearest(name, names)
+                hint = f"did you mean {near}?" if near else f"known: {', '.join(names)}"
+                yield Problem(f"workers[{position}].models[{place}]", f"no model {name} under models; {hint}")
+    if all(worker.models for worker in config.workers):
+        served = {name for worker in config.workers for name in worker.models or ()}
+        for position, name in enumerate(names):
+            if name not in served:
+                yield Problem(f"models[{position}].name", f"no worker serves {name}")
+    for position, model in enumerate(config.models):
+        if model.chat_template is not None and model.tokenizer is None:
+            yield Problem(f"models[{position}].chat_template", "needs a tokenizer beside it to be of use")
+
+
+def _kv_events(config: Config) -> Iterator[Problem]:
+    for position, worker in enumerate(config.workers):
+        if worker.kv_events is None:
+            continue
+        path = f"workers[{position}].kv_events"
+        if not _can_be_tokenized(worker, config):
+            yield Problem(
+                path,
+                "no model of this worker has a tokenizer under models: its events could never match",
+            )
+        if worker.kv_events.replay_endpoint == worker.kv_events.endpoint:
+            yield Problem(
+                f"{path}.replay_endpoint", "must differ from endpoint: they are two sockets of the worker"
+            )
+
+
+def _can_be_tokenized(worker: Worker, config: Config) -> bool:
+    return any(
+        model.tokenizer is not None and (worker.models is None or model.name in worker.models)
+        for model in config.models
+    )
+
+
+def _bounds(config: Config) -> Iterator[Problem]:
+    limits, upstream, tokens = config.limits, config.upstream, config.tokens
+    if config.listen.reuse_port and config.listen.port == 0:
+        yield Problem(
+            "listen.reuse_port", "needs a fixed port: with port 0 each process would take another one"
+        )
+    if limits.head_bytes > limits.body_bytes:
+        yield Problem("limits.head_bytes", "must not be more than limits.body_bytes")
+    if tokens.inline_chars > limits.body_bytes:
+        yield Problem(
+            "tokens.inline_chars", "must not be more than limits.body_bytes: no prompt is that long"
+        )
+    if upstream.connect_timeout > upstream.first_byte_timeout:
+        yield Problem("upstream.connect_timeout", "must not be more than upstream.first_byte_timeout")
+    if upstream.cooldown > upstream.cooldown_max:
+        yield Problem("upstream.cooldown", "must not be more than upstream.cooldown_max")
+    if tokens.wait >= upstream.first_byte_timeout:
+        yield Problem("tokens.wait", "must be less than upstream.first_byte_timeout")
+    cost = config.routing.cost
+    if cost.recompute_weight_idle > cost.recompute_weight_full:
+        yield Problem("routing.cost.recompute_weight_idle", "must not be more than recompute_weight_full")
+    held = sum(worker.kv_blocks or 0 for worker in config.workers)
+    if held > config.index.max_blocks:
+        yield Problem("index.max_blocks", f"must be at least {held}: the workers' kv_blocks add up to that")

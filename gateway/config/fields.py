@@ -1,0 +1,130 @@
+"""Text fields with a form of their own: URLs, ZMQ endpoints, header names, files.
+
+Each validator's message says what was expected; `problems.py` adds where, and what was given. Files are
+looked up only when the validation context names a folder to start from: the models alone touch no disk.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+BASE_DIR: Final = "base_dir"
+"""Key of the validation context: folder from which relative paths start."""
+
+EMBEDDED: Final = "embedded"
+"""The tokenizer that the simulated engine uses, which is part of the program."""
+
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_FRAMING_HEADERS: Final = frozenset(
+    {
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "date",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+
+
+def _expected(text: str) -> PydanticCustomError:
+    return PydanticCustomError("form", "{text}", {"text": text})
+
+
+def _worker_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise _expected("a URL such as http://127.0.0.1:8001") from None
+    if parts.scheme == "https":
+        raise _expected("an http:// URL; TLS to workers is not supported, end it in front of the worker")
+    if parts.scheme != "http" or not host or port == 0 or re.search(r"\s", text):
+        raise _expected("a URL such as http://127.0.0.1:8001")
+    if parts.username is not None or parts.password is not None:
+        raise _expected("a URL without user and password; a worker's key goes to its `api_key`")
+    if parts.path not in {"", "/"} or parts.query or parts.fragment:
+        raise _expected("a URL that ends after the port; the client's own path is added to it")
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port or 80}"
+
+
+def _zmq_endpoint(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise _expected("an endpoint such as tcp://127.0.0.1:5557") from None
+    if host in {"*", "0.0.0.0"}:  # noqa: S104 - refused, not bound to
+        raise _expected("the worker's own host: * and 0.0.0.0 are addresses to bind to, not to connect to")
+    if parts.scheme != "tcp" or not host or not port or parts.path:
+        raise _expected("an endpoint such as tcp://127.0.0.1:5557")
+    return text
+
+
+def _header_name(text: str) -> str:
+    if not _HEADER_NAME.fullmatch(text):
+        raise _expected("a header name: letters, digits and hyphens")
+    if text.lower() in _FRAMING_HEADERS:
+        raise _expected("a header of its own; this one belongs to the protocol")
+    return text
+
+
+def _to_path(value: object) -> object:
+    return Path(value) if isinstance(value, str) and value else value
+
+
+def _tokenizer_source(value: object) -> object:
+    if value is None or value == EMBEDDED or isinstance(value, Path):
+        return value
+    if not isinstance(value, str) or not value:
+        raise _expected("a directory with tokenizer.json, or the word embedded")
+    return Path(value)
+
+
+def _resolved(path: Path, info: ValidationInfo) -> tuple[Path, bool]:
+    """The path from the file's folder, and whether it should exist."""
+    if not isinstance(info.context, dict) or BASE_DIR not in info.context:
+        return path, False
+    return Path(info.context[BASE_DIR]) / path.expanduser(), True
+
+
+def _existing_file(path: Path, info: ValidationInfo) -> Path:
+    path, look = _resolved(path, info)
+    if look and not path.is_file():
+        raise _expected(f"a file that exists; there is none at {path}")
+    return path
+
+
+def _existing_tokenizer(source: Path | str | None, info: ValidationInfo) -> Path | str | None:
+    if not isinstance(source, Path):
+        return source
+    source, look = _resolved(source, info)
+    if look and not source.is_dir():
+        raise _expected(
+            f"a directory with tokenizer.json, or the word embedded; there is no directory {source}"
+        )
+    if look and not (source / "tokenizer.json").is_file():
+        raise _expected(f"a directory with tokenizer.json; {source} has none")
+    return source
+
+
+UrlText = Annotated[str, AfterValidator(_worker_url), Field(json_schema_extra={"format": "uri"})]
+EndpointText = Annotated[str, AfterValidator(_zmq_endpoint)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
+FilePath = Annotated[Path, BeforeValidator(_to_path), AfterValidator(_existing_file)]
+TokenizerSource = Annotated[
+    Path | Literal["embedded"] | None,
+    BeforeValidator(_tokenizer_source),
+    AfterValidator(_existing_tokenizer),
+]
