@@ -23,11 +23,11 @@ from policies.types import TokenIds
 EngineHash = NewType("EngineHash", int)
 """The engine's own block hash, opaque to us: its low 64 bits, unsigned, whatever form it was sent in."""
 
-MAX_PAYLOAD_BYTES: Final = 64 << 20
+MAX_PAYLOAD_BYTES: Final = 16 << 20
 """A whole batch on the wire. One engine step stores at most some ten thousand tokens, five bytes each."""
 MAX_EVENTS: Final = 65_536
 """Events in a batch (SGLang sends one for each page)."""
-MAX_TOKENS: Final = 4 << 20
+MAX_TOKENS: Final = 1 << 20
 """Token ids in a batch, all its events together."""
 MAX_BLOCK_SIZE: Final = 1 << 16
 MAX_GROUPS: Final = 1024
@@ -281,7 +281,8 @@ def _stored(wire: _StoredArray | _StoredMap, budget: int) -> BlockStored:
 
 def _engine_hash(value: _Hash) -> EngineHash:
     """Low 64 bits, so a digest, its unsigned and its signed integer form are one hash (vLLM cuts digests so
-    too)."""
+    too).
+    """
     if isinstance(value, bytes):
         if not value:
             raise _BadEventError
@@ -368,7 +369,8 @@ def _without_adapter(entry: list[object], adapter: str) -> list[object]:
 
 def encode_batch(batch: EventBatch, encoding: Encoding = Encoding.ARRAY) -> bytes:
     """The batch as an engine would publish it; `skipped` has no place on the wire. Inverse of
-    `decode_batch`."""
+    `decode_batch`.
+    """
     if encoding is Encoding.ARRAY:
         events: list[object] = [[name, *fields.values()] for name, fields in map(_wire_fields, batch.events)]
     else:

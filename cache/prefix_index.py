@@ -180,7 +180,8 @@ class PrefixIndex:
 
     def clear(self, worker: WorkerId, *, rank: int | None = None) -> None:
         """Forget what the worker holds (of one data-parallel rank), predictions included. Unknown names are
-        fine."""
+        fine.
+        """
         state = self._workers.get(worker)
         if state is None:
             return
@@ -336,7 +337,8 @@ class PrefixIndex:
         self, state: _Worker, hashes: Sequence[BlockHash], start: int, deadline: float
     ) -> list[BlockHash]:
         """The blocks of `hashes[start:]`, each once, that a prediction until `deadline` changes anything
-        for."""
+        for.
+        """
         device, predicted, bit = self._device, state.predicted, state.bit
         return [
             block
@@ -465,7 +467,8 @@ class PrefixIndex:
 
     def _make_room(self, n_blocks: int) -> None:
         """Evict until `n_blocks`, at most `max_blocks`, fit: from the worker with most entries, oldest
-        first."""
+        first.
+        """
         while (excess := self._size + n_blocks - self.max_blocks) > 0:
             state = max(self._workers.values(), key=_size)
             before = self._size
@@ -527,7 +530,8 @@ def _tier(medium: str | None) -> Tier | None:
 
 def _follows_group(state: _Worker, event: BlockStored) -> bool:
     """Whether the event's cache group decides if a block counts as held: the first full-attention group seen
-    does."""
+    does.
+    """
     full = event.group_kind in _FULL_ATTENTION
     if event.group is None:
         return full
