@@ -1,0 +1,137 @@
+"""Publish an engine's KV events over ZMQ as vLLM does: PUB with sequence numbers, ROUTER for replay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from itertools import islice
+from random import SystemRandom
+
+import zmq
+import zmq.asyncio
+
+from backends.simulated.block_pool import Cleared, PoolEvent, Stored
+from backends.simulated.engine import KvBatch
+from backends.simulated.sequence import SimRequest, block_ids
+from cache.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Encoding,
+    EngineHash,
+    EventBatch,
+    KvEvent,
+    encode_batch,
+)
+
+REPLAY_BATCHES = 10_000
+_HIGH_WATER_MARK = 100_000
+_TOKEN_BYTES = 4
+_END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+_MOST_CLIENT_FRAMES = 3
+
+
+class KvEventPublisher:
+    """Binds on construction (raises zmq.ZMQError when a port is taken); `endpoint` and `replay_endpoint` are real ones.
+
+    The hashes it tells are the engine's, masked with a secret of this process: opaque, and different after a
+    restart, as vLLM's are.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        endpoint: str = "tcp://127.0.0.1:*",
+        replay_endpoint: str = "tcp://127.0.0.1:*",
+        topic: str = "",
+        encoding: Encoding = Encoding.ARRAY,
+    ) -> None:
+        self._block_size = block_size
+        self._topic = topic.encode()
+        self._encoding = encoding
+        self._secret = SystemRandom().getrandbits(64)
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=REPLAY_BATCHES)
+        self._sequence = 0
+        self._epoch = time.time() - time.monotonic()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._async_context = zmq.asyncio.Context(self._context)
+        self._publish = self._context.socket(zmq.PUB)
+        self._replay = self._async_context.socket(zmq.ROUTER)
+        for socket in (self._publish, self._replay):
+            socket.set(zmq.LINGER, 0)
+        self._publish.set(zmq.SNDHWM, _HIGH_WATER_MARK)
+        try:
+            self.endpoint = _bind(self._publish, endpoint)
+            self.replay_endpoint = _bind(self._replay, replay_endpoint)
+        except zmq.ZMQError:
+            self._close_sockets()
+            raise
+        self._task = asyncio.get_running_loop().create_task(self._serve_replay())
+
+    def publish(self, batches: list[KvBatch]) -> None:
+        """Send each batch under the next sequence number. Never blocks: a slow reader misses batches, as with vLLM."""
+        for batch in batches:
+            events = tuple(event for each in batch.events if (event := self._wire_event(each)) is not None)
+            if not events:
+                continue
+            payload = encode_batch(EventBatch(self._epoch + batch.at, events, dp_rank=0), self._encoding)
+            sequence = self._sequence.to_bytes(8, "big")
+            self._sequence += 1
+            self._kept.append((sequence, payload))
+            self._publish.send_multipart((self._topic, sequence, payload))
+
+    async def close(self) -> None:
+        """Close both sockets."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._publish.close()
+        self._replay.close()
+        self._context.term()
+
+    def _wire_event(self, event: PoolEvent) -> KvEvent | None:
+        if isinstance(event, Cleared):
+            return AllBlocksCleared()
+        hashes = tuple([EngineHash(each ^ self._secret) for each in event.hashes])
+        if not isinstance(event, Stored):
+            return BlockRemoved(hashes, medium="GPU")
+        request = event.owner
+        assert isinstance(request, SimRequest)  # noqa: S101  the engine stores with nothing else
+        width = self._block_size * _TOKEN_BYTES
+        start = event.first_block * width
+        ids = block_ids(request, start, start + len(hashes) * width)
+        if len(ids) != len(hashes) * width:
+            return None  # a prompt given by its hashes alone: nothing that a reader could use
+        return BlockStored(
+            hashes,
+            None if event.parent is None else EngineHash(event.parent ^ self._secret),
+            ids,
+            self._block_size,
+            medium="GPU",
+            salt=request.salt if event.parent is None else None,
+        )
+
+    async def _serve_replay(self) -> None:
+        """vLLM's replay: a request is one frame, the first sequence number wanted, behind an empty one."""
+        while True:
+            frames = await self._replay.recv_multipart()
+            if len(frames) != _MOST_CLIENT_FRAMES or len(frames[2]) != len(_END_OF_REPLAY):
+                continue
+            client = frames[0]
+            kept = list(self._kept)
+            first = int.from_bytes(kept[0][0], "big") if kept else 0
+            skip = max(0, int.from_bytes(frames[2], "big") - first)
+            for sequence, payload in islice(kept, min(skip, len(kept)), None):
+                await self._replay.send_multipart((client, b"", sequence, payload))
+            await self._replay.send_multipart((client, b"", _END_OF_REPLAY, b""))
+
+
+def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str) -> str:
+    socket.bind(endpoint)
+    return str(socket.get_string(zmq.LAST_ENDPOINT))
