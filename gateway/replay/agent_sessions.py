@@ -54,7 +54,7 @@ def arrivals(
 def _session(record: Record, names: dict[int, str], *, start: float, max_pause: float | None) -> Iterator[Arrival]:
     name = record.text("id")
     block_tokens = record.integer("block_size", minimum=1)
-    digest = xxhash.xxh3_64_intdigest(name) >> 33
+    digest = xxhash.xxh3_64_intdigest(name.encode()) >> 33
     if names.setdefault(digest, name) != name:
         raise record.error("id", f"{name!r} and {names[digest]!r} have the same 31-bit digest; rename one")
     namespace = digest << _SESSION_SHIFT

@@ -33,11 +33,11 @@ class ReplayError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class ClientSettings:
+class Target:
     """Where and how requests are sent; ``timeout`` is seconds for one whole request."""
 
     url: str
-    model: str
+    model: str | None = None  # None: the first one that the endpoint lists
     endpoint: Endpoint = "chat"
     timeout: float = 600.0
     api_key: str | None = None
@@ -81,19 +81,19 @@ class ReplayClient:
 
     def __init__(
         self,
-        settings: ClientSettings,
+        target: Target,
         arrivals: Sequence[Arrival],
         records: Sequence[RequestRecord],
         *,
         session: aiohttp.ClientSession,
         clock: Clock,
     ) -> None:
-        self._settings = settings
+        self._target = target
         self._arrivals = arrivals
         self._records = records
         self._session = session
         self._clock = clock
-        self._address = base_url(settings.url) + _PATHS[settings.endpoint]
+        self._address = base_url(target.url) + _PATHS[target.endpoint]
         self._makers: dict[int, PromptMaker] = {}
 
     async def send(self, index: int) -> None:
@@ -102,7 +102,7 @@ class ReplayClient:
         body = self._body(self._arrivals[index], record.output_tokens)
         record.sent = self._clock.now()
         try:
-            async with asyncio.timeout(self._settings.timeout):
+            async with asyncio.timeout(self._target.timeout):
                 await self._exchange(record, body)
         except asyncio.CancelledError:
             record.error, record.error_detail = "cancelled", "the replay was stopped"
@@ -118,7 +118,7 @@ class ReplayClient:
         headers = {"content-type": "application/json"}
         async with self._session.post(self._address, data=body, headers=headers) as response:
             record.status = response.status
-            record.worker = response.headers.get(self._settings.worker_header)
+            record.worker = response.headers.get(self._target.worker_header)
             if response.status != 200:
                 raise StreamError(f"http_{response.status}", _error_text(await response.content.read(65_536)))
             if response.content_type != "text/event-stream":
@@ -141,13 +141,13 @@ class ReplayClient:
         maker = self._makers.get(arrival.block_tokens)
         if maker is None:
             maker = self._makers[arrival.block_tokens] = PromptMaker(arrival.block_tokens)
-        return request_body(self._settings, maker.prompt(arrival), output_tokens)
+        return request_body(self._target, maker.prompt(arrival), output_tokens)
 
 
-def request_body(settings: ClientSettings, prompt: str, output_tokens: int) -> bytes:
+def request_body(target: Target, prompt: str, output_tokens: int) -> bytes:
     """The JSON of one streaming request."""
-    body: dict[str, object] = {"model": settings.model}
-    if settings.endpoint == "chat":
+    body: dict[str, object] = {"model": target.model}
+    if target.endpoint == "chat":
         body["messages"] = [{"role": "user", "content": prompt}]
     else:
         body["prompt"] = prompt
@@ -157,7 +157,7 @@ def request_body(settings: ClientSettings, prompt: str, output_tokens: int) -> b
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if settings.ignore_eos:
+    if target.ignore_eos:
         body["ignore_eos"] = True
     return orjson.dumps(body)
 
