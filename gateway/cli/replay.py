@@ -45,25 +45,38 @@ Duration = Annotated[float | None, typer.Option(parser=parse_duration, metavar="
 def replay(
     trace: Annotated[
         str,
-        typer.Argument(help="Trace file (Mooncake JSONL or agent sessions; .gz, .xz), or [bold]demo[/] for a small one."),
+        typer.Argument(
+            help="Trace file (Mooncake JSONL or agent sessions; .gz, .xz), or [bold]demo[/] for a small one."
+        ),
     ],
     url: Annotated[str, typer.Option(help="Base URL of the OpenAI endpoint.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="Model to ask for.  [dim]default: the first listed[/]")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask for.  [dim]default: the first listed[/]")
+    ] = None,
     speed: Annotated[float, typer.Option(help="Replay so many times faster than recorded.", min=1e-6)] = 1.0,
     limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1, metavar="N")] = None,
     json_file: Annotated[
-        str | None, typer.Option("--json", help="Write every request's row and the summary here; - is stdout.", metavar="FILE")
+        str | None,
+        typer.Option(
+            "--json", help="Write every request's row and the summary here; - is stdout.", metavar="FILE"
+        ),
     ] = None,
     endpoint: Annotated[EndpointChoice, typer.Option(help="Endpoint to ask.")] = EndpointChoice.chat,
     slo_ttft: Annotated[
-        float | None, typer.Option(parser=parse_duration, metavar="TIME", help="Goodput: longest TTFT, such as 2s.")
+        float | None,
+        typer.Option(parser=parse_duration, metavar="TIME", help="Goodput: longest TTFT, such as 2s."),
     ] = None,
     slo_itl: Annotated[
         float | None,
-        typer.Option(parser=parse_duration, metavar="TIME", help="Goodput: longest mean time between tokens, such as 100ms."),
+        typer.Option(
+            parser=parse_duration,
+            metavar="TIME",
+            help="Goodput: longest mean time between tokens, such as 100ms.",
+        ),
     ] = None,
     slo_e2e: Annotated[
-        float | None, typer.Option(parser=parse_duration, metavar="TIME", help="Goodput: longest time to the last token.")
+        float | None,
+        typer.Option(parser=parse_duration, metavar="TIME", help="Goodput: longest time to the last token."),
     ] = None,
     max_output: Annotated[
         int | None, typer.Option(help="Ask for at most N output tokens a request.", min=1, metavar="N")
@@ -75,39 +88,53 @@ def replay(
         str | None, typer.Option(envvar="PREFIXGATE_API_KEY", help="Sent as a bearer token.", metavar="KEY")
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option(help="Ask for exact output lengths; endpoints other than vLLM's may refuse the field.")
+        bool,
+        typer.Option(help="Ask for exact output lengths; endpoints other than vLLM's may refuse the field."),
     ] = True,
     worker_header: Annotated[
         str, typer.Option(help="Response header that names the worker.", metavar="NAME")
     ] = "x-worker-id",
     workers: Annotated[
-        int | None, typer.Option(help="Fleet size, so that idle workers count in max ÷ mean.", min=1, metavar="N")
+        int | None,
+        typer.Option(help="Fleet size, so that idle workers count in max ÷ mean.", min=1, metavar="N"),
     ] = None,
     block_tokens: Annotated[
         int, typer.Option(help="Tokens in a block of a Mooncake trace.", min=1, metavar="N")
     ] = 512,
     session_gap: Annotated[
-        float, typer.Option(parser=parse_duration, metavar="TIME", help="Agent sessions: one begins every TIME.")
+        float,
+        typer.Option(parser=parse_duration, metavar="TIME", help="Agent sessions: one begins every TIME."),
     ] = "10s",  # type: ignore[assignment]
     max_pause: Annotated[
         float | None,
-        typer.Option(parser=parse_duration, metavar="TIME", help="Agent sessions: cut longer pauses to TIME."),
+        typer.Option(
+            parser=parse_duration, metavar="TIME", help="Agent sessions: cut longer pauses to TIME."
+        ),
     ] = None,
-    allow_errors: Annotated[bool, typer.Option("--allow-errors", help="Exit with 0 although requests failed.")] = False,
+    allow_errors: Annotated[
+        bool, typer.Option("--allow-errors", help="Exit with 0 although requests failed.")
+    ] = False,
 ) -> None:
-    """Replay a request trace against an OpenAI endpoint, each request at its own time, and report what it felt like.
+    """Replay a request trace against an OpenAI endpoint, each request at its own time, and report what it
+    felt like.
 
-    Prompts are made from the trace's block ids: the same text for every target, so runs against different endpoints
-    compare. Ctrl-C stops early and reports what was measured so far.
+    Prompts are made from the trace's block ids: the same text for every target, so runs against different
+    endpoints compare. Ctrl-C stops early and reports what was measured so far.
 
     [dim]prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms[/]
     """
     try:
-        arrivals = read_trace(trace, limit, block_tokens=block_tokens, session_gap=session_gap, max_pause=max_pause)
+        arrivals = read_trace(
+            trace, limit, block_tokens=block_tokens, session_gap=session_gap, max_pause=max_pause
+        )
         target = Target(url, model, endpoint.value, timeout, api_key, ignore_eos, worker_header)
         outcome = uvloop.run(
             run_replay(
-                target, arrivals, speed=speed, max_output=max_output, watch=partial(watch, console=Console(stderr=True))
+                target,
+                arrivals,
+                speed=speed,
+                max_output=max_output,
+                watch=partial(watch, console=Console(stderr=True)),
             )
         )
     except (TraceError, ReplayError) as error:
@@ -140,7 +167,9 @@ def replay(
         }
         _write(
             json_file,
-            to_json(settings=settings, summary=summary, records=outcome.records, interrupted=outcome.interrupted),
+            to_json(
+                settings=settings, summary=summary, records=outcome.records, interrupted=outcome.interrupted
+            ),
         )
     if outcome.interrupted:
         raise typer.Exit(130)

@@ -1,1 +1,1 @@
-"""Open-loop replay of request traces against any OpenAI endpoint: readers, prompts, client, statistics, report."""
+"""Open-loop replay of request traces: readers, prompts, client, statistics, report."""

@@ -1,9 +1,9 @@
 """Compact coding-agent sessions (from github.com/callanjfox/kv-cache-tester): one session a line.
 
-Each request has ``t`` (seconds since its list began), ``in`` and ``out`` tokens, and ``hash_ids``, run-length coded as
-``[keep, [start, count], …]``: the first ``keep`` ids of the previous request of the same list, then the runs. Ids are
-local to the session and name full 64-token blocks only. A sub-agent is an entry with ``requests`` of its own, whose
-times count from that entry's ``t``.
+Each request has ``t`` (seconds since its list began), ``in`` and ``out`` tokens, and ``hash_ids``, run-length
+coded as ``[keep, [start, count], …]``: the first ``keep`` ids of the previous request of the same list, then
+the runs. Ids are local to the session and name full 64-token blocks only. A sub-agent is an entry with
+``requests`` of its own, whose times count from that entry's ``t``.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def is_agent_session(record: Record) -> bool:
 def arrivals(
     records: Iterable[Record], *, session_gap: float, max_pause: float | None = None, limit: int | None = None
 ) -> Iterator[Arrival]:
-    """All sessions laid beside each other, in order of arrival: session k of the file begins at ``k * session_gap``.
+    """All sessions laid beside each other, in order of arrival: session k of the file begins at ``k *
+    session_gap``.
 
-    A pause within a session longer than ``max_pause`` seconds is cut to that. With ``limit``, reading stops once no
-    later session can add to the first ``limit`` arrivals.
+    A pause within a session longer than ``max_pause`` seconds is cut to that. With ``limit``, reading stops
+    once no later session can add to the first ``limit`` arrivals.
     """
     merged: list[Arrival] = []
     names: dict[int, str] = {}
@@ -51,7 +52,9 @@ def arrivals(
     return iter(sorted(merged, key=lambda arrival: arrival.at))
 
 
-def _session(record: Record, names: dict[int, str], *, start: float, max_pause: float | None) -> Iterator[Arrival]:
+def _session(
+    record: Record, names: dict[int, str], *, start: float, max_pause: float | None
+) -> Iterator[Arrival]:
     name = record.text("id")
     block_tokens = record.integer("block_size", minimum=1)
     digest = xxhash.xxh3_64_intdigest(name.encode()) >> 33
@@ -71,7 +74,11 @@ def _session(record: Record, names: dict[int, str], *, start: float, max_pause: 
             input_tokens=tokens,
             output_tokens=max(1, request.record.integer("out")),
             block_ids=with_tail(
-                request.record, ids, tokens=tokens, block_tokens=block_tokens, tail_id=namespace | _TAIL_BIT | number
+                request.record,
+                ids,
+                tokens=tokens,
+                block_tokens=block_tokens,
+                tail_id=namespace | _TAIL_BIT | number,
             ),
             block_tokens=block_tokens,
             session=name,
@@ -96,7 +103,9 @@ def _flatten(record: Record, start: float) -> Iterator[_Request]:
 def _decode(request: Record, previous: list[int]) -> list[int]:
     keep, *runs = request.items("hash_ids") or [None]
     if isinstance(keep, bool) or not isinstance(keep, int) or not 0 <= keep <= len(previous):
-        raise request.error("hash_ids[0]", f"expected how many of the {len(previous)} ids before to keep, got {keep!r}")
+        raise request.error(
+            "hash_ids[0]", f"expected how many of the {len(previous)} ids before to keep, got {keep!r}"
+        )
     ids = previous[:keep]
     for position, run in enumerate(runs, start=1):
         match run:

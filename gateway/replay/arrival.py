@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +14,8 @@ class Arrival:
     """One request of a trace.
 
     ``block_ids`` has one id for each block of ``block_tokens`` input tokens, the last block possibly partial:
-    ``ceil(input_tokens / block_tokens)`` ids. Equal ids mean equal tokens anywhere in the trace (ids that are local to
-    a session in the file are already made distinct here).
+    ``ceil(input_tokens / block_tokens)`` ids. Equal ids mean equal tokens anywhere in the trace (ids that are
+    local to a session in the file are already made distinct here).
     """
 
     at: float  # seconds since the first arrival of the trace
@@ -29,7 +31,9 @@ class TraceError(ValueError):
 
 
 class Record(NamedTuple):
-    """One parsed JSON object of a trace file, with the place it came from, read field by field with checks."""
+    """One parsed JSON object of a trace file, with the place it came from, read field by field with
+    checks.
+    """
 
     place: str
     fields: Mapping[str, object]
@@ -75,11 +79,15 @@ def as_block_ids(record: Record, field: str, values: list[object]) -> list[int]:
     """``values`` as block ids: integers from 0."""
     for position, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise record.error(f"{field}[{position}]", f"expected an integer of at least 0, got {_short(value)}")
+            raise record.error(
+                f"{field}[{position}]", f"expected an integer of at least 0, got {_short(value)}"
+            )
     return values  # type: ignore[return-value]  # every item was just checked
 
 
-def with_tail(record: Record, ids: list[int], *, tokens: int, block_tokens: int, tail_id: int) -> tuple[int, ...]:
+def with_tail(
+    record: Record, ids: list[int], *, tokens: int, block_tokens: int, tail_id: int
+) -> tuple[int, ...]:
     """``ids`` plus, when they cover full blocks only and tokens are left over, ``tail_id`` for those."""
     blocks = -(-tokens // block_tokens)
     if len(ids) == blocks:
@@ -87,7 +95,8 @@ def with_tail(record: Record, ids: list[int], *, tokens: int, block_tokens: int,
     if len(ids) == tokens // block_tokens:
         return (*ids, tail_id)
     raise record.error(
-        "hash_ids", f"{len(ids)} blocks of {block_tokens} tokens do not fit an input of {tokens} tokens ({blocks} blocks)"
+        "hash_ids",
+        f"{len(ids)} blocks of {block_tokens} tokens do not fit an input of {tokens} tokens, which has {blocks}",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Literal
 
 import aiohttp
@@ -24,8 +25,10 @@ Endpoint = Literal["chat", "completions"]
 
 _PATHS: Final[dict[Endpoint, str]] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
-# Below uvicorn's 5 s: a pooled connection that the server is about to close is the client's own error, not the server's.
+# Below uvicorn's 5 s: a request on a connection that the server is just closing fails by the client's fault.
 _KEEP_ALIVE_S: Final = 4.0
+
+_MODELS_TIMEOUT_S: Final = 10.0
 
 
 class ReplayError(RuntimeError):
@@ -61,13 +64,13 @@ def open_session(api_key: str | None) -> aiohttp.ClientSession:
     )
 
 
-async def find_model(session: aiohttp.ClientSession, url: str, *, timeout: float = 10.0) -> str:
+async def find_model(session: aiohttp.ClientSession, url: str) -> str:
     """The first model that the endpoint lists. Raises `ReplayError`."""
     address = base_url(url) + "/v1/models"
     try:
-        async with asyncio.timeout(timeout), session.get(address) as response:
+        async with asyncio.timeout(_MODELS_TIMEOUT_S), session.get(address) as response:
             body = await response.read()
-            if response.status != 200:
+            if response.status != HTTPStatus.OK:
                 raise ReplayError(f"{address} answered {response.status}; name the model with --model")
             return str(orjson.loads(body)["data"][0]["id"])
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -94,10 +97,10 @@ class ReplayClient:
         self._session = session
         self._clock = clock
         self._address = base_url(target.url) + _PATHS[target.endpoint]
-        self._makers: dict[int, PromptMaker] = {}
+        self._makers = {size: PromptMaker(size) for size in {arrival.block_tokens for arrival in arrivals}}
 
     async def send(self, index: int) -> None:
-        """One request from its body to the end of its stream; only cancellation is raised, all else is booked."""
+        """One request to the end of its stream; only cancellation is raised, all else is booked."""
         record = self._records[index]
         body = self._body(self._arrivals[index], record.output_tokens)
         record.sent = self._clock.now()
@@ -119,10 +122,12 @@ class ReplayClient:
         async with self._session.post(self._address, data=body, headers=headers) as response:
             record.status = response.status
             record.worker = response.headers.get(self._target.worker_header)
-            if response.status != 200:
+            if response.status != HTTPStatus.OK:
                 raise StreamError(f"http_{response.status}", _error_text(await response.content.read(65_536)))
             if response.content_type != "text/event-stream":
-                raise StreamError("not_a_stream", f"the answer is {response.content_type}, not text/event-stream")
+                raise StreamError(
+                    "not_a_stream", f"the answer is {response.content_type}, not text/event-stream"
+                )
             await self._read(record, response.content)
 
     async def _read(self, record: RequestRecord, content: aiohttp.StreamReader) -> None:
@@ -133,15 +138,15 @@ class ReplayClient:
             for data in decoder.feed(chunk):
                 done = done or read_event(record, data, now)
         if not done:
-            raise StreamError("truncated", f"the stream ended after {record.token_events} tokens without [DONE]")
+            raise StreamError(
+                "truncated", f"the stream ended after {record.token_events} tokens without [DONE]"
+            )
         if record.first_token is None:
             raise StreamError("no_tokens", "the stream ended without a token")
 
     def _body(self, arrival: Arrival, output_tokens: int) -> bytes:
-        maker = self._makers.get(arrival.block_tokens)
-        if maker is None:
-            maker = self._makers[arrival.block_tokens] = PromptMaker(arrival.block_tokens)
-        return request_body(self._target, maker.prompt(arrival), output_tokens)
+        prompt = self._makers[arrival.block_tokens].prompt(arrival)
+        return request_body(self._target, prompt, output_tokens)
 
 
 def request_body(target: Target, prompt: str, output_tokens: int) -> bytes:
@@ -162,7 +167,7 @@ def request_body(target: Target, prompt: str, output_tokens: int) -> bytes:
     return orjson.dumps(body)
 
 
-def classify(error: Exception, *, begun: bool) -> tuple[str, str]:
+def classify(error: Exception, *, begun: bool) -> tuple[str, str]:  # noqa: PLR0911 - a table
     """Error class and detail of a failure of the transport; ``begun``: a token had arrived."""
     detail = _reason(error)
     match error:

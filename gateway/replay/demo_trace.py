@@ -1,7 +1,8 @@
 """Recipe of the trace in the package: `python -m gateway.replay.demo_trace` writes demo_trace.jsonl again.
 
-Twelve chats of five turns each over 20 seconds, in Mooncake's format. All share a system prompt of one block; each turn
-sends the whole conversation so far, so that a worker that had the last turn has most of the next one.
+Twelve chats of five turns each over 20 seconds, in Mooncake's format. All share a system prompt of one block;
+each turn sends the whole conversation so far, so that a worker that had the last turn has most of the next
+one.
 """
 
 from __future__ import annotations

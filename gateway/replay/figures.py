@@ -7,10 +7,12 @@ from typing import Final
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
-def seconds(value: float | None) -> str:
+def seconds(value: float | None) -> str:  # noqa: PLR0911 - one unit a line
     """A length of time: 840 µs, 12.3 ms, 1.25 s, 3 min 20 s, 2 h 05 min."""
     if value is None:
         return "–"
+    if value == 0:
+        return "0 s"
     if value < 0.0009995:
         return f"{value * 1e6:.0f} µs"
     if value < 0.9995:
@@ -50,7 +52,11 @@ def bar(value: float | None, width: int, *, full: float = 1.0) -> str:
 def sparkline(values: list[float | None], *, top: float) -> str:
     """One character a value, from 0 to ``top``; a dot where there is none."""
     return "".join(
-        "·" if value is None else _BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))] if top else _BARS[0]
+        "·"
+        if value is None
+        else _BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))]
+        if top
+        else _BARS[0]
         for value in values
     )
 

@@ -70,7 +70,7 @@ class Progress:
 
 def render(progress: Progress, now: float) -> Group:
     """Two lines: how far in time and requests, and how it goes."""
-    last = progress.records[-1].scheduled if progress.records else 0.0
+    last = progress.records[-1].scheduled
     total = len(progress.records)
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)

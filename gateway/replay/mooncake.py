@@ -1,7 +1,8 @@
 """Mooncake's trace format (FAST'25 release, github.com/kvcache-ai/Mooncake): one request a line.
 
-``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [id of each 512-token block]}``; an id
-stands for the block and all before it, and the last block may be partial. Other block sizes occur in derived traces.
+``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [id of each 512-token
+block]}``; an id stands for the block and all before it, and the last block may be partial. Other block sizes
+occur in derived traces.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Prompts from block ids: the same words for the same trace, whatever the process or the target.
 
-A block is ``block_tokens`` words from a fixed list; every word with its leading space is one token in the common
-byte-level BPE tokenizers, so a prompt has as many tokens as words. A block begins with its id, mixed and then written in
-words: two ids never share more than a few leading words. The rest is a window of one long fixed run of random words.
+A block is ``block_tokens`` words from a fixed list; every word with its leading space is one token in the
+common byte-level BPE tokenizers, so a prompt has as many tokens as words. A block begins with its id, mixed
+and then written in words: two ids never share more than a few leading words. The rest is a window of one long
+fixed run of random words.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class PromptMaker:
         ids = arrival.block_ids
         last = arrival.input_tokens - (len(ids) - 1) * self._block_tokens
         parts = [self.block_text(block_id) for block_id in ids[:-1]]
-        parts.append(self._block_text(ids[-1], last) if last < self._block_tokens else self.block_text(ids[-1]))
+        parts.append(
+            self._block_text(ids[-1], last) if last < self._block_tokens else self.block_text(ids[-1])
+        )
         return "".join(parts)[1:]  # templates that trim the content shall change nothing
 
     def _block_text(self, block_id: int, words: int | None = None) -> str:

@@ -37,7 +37,9 @@ class Gaps:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request's row. Times are seconds since the replay began; ``None`` is "did not happen" or "was not told"."""
+    """One request's row. Times are seconds since the replay began; ``None`` is "did not happen" or "was not
+    told".
+    """
 
     index: int
     session: str | None
@@ -98,8 +100,8 @@ class StreamError(ValueError):
 def read_event(record: RequestRecord, data: bytes, now: float) -> bool:
     """Book one event of an OpenAI stream that arrived at ``now``; true when it was the last.
 
-    A token is an event with text (content, reasoning, tool call or completion text). Raises `StreamError` on an error
-    object and on anything that is not an OpenAI chunk.
+    A token is an event with text (content, reasoning, tool call or completion text). Raises `StreamError` on
+    an error object and on anything that is not an OpenAI chunk.
     """
     if data == DONE:
         return True

@@ -35,41 +35,50 @@ def report(summary: Summary, *, trace: str, url: str, model: str, speed: float, 
         parts.append(_workers(summary))
     if summary.errors:
         parts.append(_errors(summary))
-    parts.extend(Text.assemble(("! ", "bold yellow"), (line, "yellow")) for line in warnings(summary))
-    return Padding(Group(*_spaced(parts)), (1, 1))
+    if found := warnings(summary):
+        parts.append(_warnings(found))
+    return Padding(Group(*_spaced(parts)), 1)
 
 
 def warnings(summary: Summary) -> list[str]:
     """What makes the figures worth less than they seem."""
-    found = []
-    if summary.lateness and summary.lateness.p99 > _LATE_S:
-        found.append(
-            f"This client was late itself: {figures.seconds(summary.lateness.p99)} at p99. The load was not the"
-            " trace's; lower --speed or give the client a faster core."
-        )
-    if summary.prompt_ratio is not None and abs(summary.prompt_ratio - 1) > _RATIO_OFF:
-        found.append(
-            f"The server counted {summary.prompt_ratio:.2f} × the trace's input tokens: its tokenizer splits the prompt"
-            " words otherwise."
-        )
-    if summary.output_ratio is not None and abs(summary.output_ratio - 1) > _RATIO_OFF:
-        found.append(
-            f"The server generated {summary.output_ratio:.2f} × the output tokens asked for: it may ignore ignore_eos."
-        )
-    if summary.succeeded and not summary.hits.requests:
-        found.append(
-            "No answer told usage.prompt_tokens_details.cached_tokens (vLLM: --enable-prompt-tokens-details), so the"
-            " hit share is not known."
-        )
-    if summary.sent < summary.planned:
-        found.append(f"Stopped early: {summary.planned - summary.sent:,} requests were not sent.")
-    return found
+    late, prompt, output = summary.lateness, summary.prompt_ratio, summary.output_ratio
+    checks = (
+        (
+            late is not None and late.p99 > _LATE_S,
+            f"This client was itself late, by {figures.seconds(late.p99 if late else None)} at p99: the load was not"
+            " the trace's. Lower --speed or give the client a faster core.",
+        ),
+        (
+            prompt is not None and abs(prompt - 1) > _RATIO_OFF,
+            f"The server counted {figures.ratio(prompt)} × the trace's input tokens: its tokenizer splits the words"
+            " that prompts are made of.",
+        ),
+        (
+            output is not None and abs(output - 1) > _RATIO_OFF,
+            f"The server generated {figures.ratio(output)} × the output tokens asked for: it may not know"
+            " ignore_eos, or its context ended.",
+        ),
+        (
+            summary.succeeded > 0 and not summary.hits.requests,
+            "No answer told usage.prompt_tokens_details.cached_tokens, so cache hits are not known (vLLM tells them"
+            " with --enable-prompt-tokens-details).",
+        ),
+        (
+            summary.sent < summary.planned,
+            f"Stopped early: {summary.planned - summary.sent:,} requests were never sent.",
+        ),
+    )
+    return [text for applies, text in checks if applies]
 
 
 def _head(summary: Summary, *, trace: str, url: str, model: str, speed: float) -> RenderableType:
     ok = summary.succeeded == summary.planned
     title = Text.assemble(
-        (f"{summary.succeeded:,} of {summary.planned:,} requests answered", "bold green" if ok else "bold red"),
+        (
+            f"{summary.succeeded:,} of {summary.planned:,} requests answered",
+            "bold green" if ok else "bold red",
+        ),
         f" in {figures.seconds(summary.duration)}",
     )
     times = "the trace's own speed" if speed == 1 else f"{speed:g} × the trace's speed"
@@ -78,11 +87,11 @@ def _head(summary: Summary, *, trace: str, url: str, model: str, speed: float) -
 
 
 def _latencies(summary: Summary) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _table()
     table.add_column("", width=_LABEL_WIDTH, style="bold")
     for name in ("mean", "p50", "p90", "p99", "max"):
-        table.add_column(name, justify="right", min_width=10)
-    table.add_column("", style="dim", no_wrap=True)
+        table.add_column(name, justify="right", min_width=8)
+    table.add_column("", style="dim")
     rows: tuple[tuple[str, Distribution | None, str], ...] = (
         ("TTFT", summary.ttft, "sent → first token"),
         ("ITL", summary.itl, "token → token"),
@@ -92,7 +101,11 @@ def _latencies(summary: Summary) -> Table:
     for name, spread, meaning in rows:
         style = "dim" if name == "client late" else ""
         values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max) if spread else (None,) * 5
-        table.add_row(Text(name, style=style or "bold"), *(Text(figures.seconds(v), style=style) for v in values), meaning)
+        table.add_row(
+            Text(name, style=style or "bold"),
+            *(Text(figures.seconds(v), style=style) for v in values),
+            meaning,
+        )
     return table
 
 
@@ -145,7 +158,7 @@ def _hits_in_time(summary: Summary) -> Text:
     first, last = quarter(summary.slices, 0), quarter(summary.slices, 3)
     change = (last.share or 0.0) - (first.share or 0.0)
     word = "rising" if change > _STEADY else "falling" if change < -_STEADY else "steady"
-    top = max((share for share in shares if share is not None), default=0.0)
+    top = max((hits.limit or 0.0 for hits in summary.slices), default=0.0)  # full bar: all that was possible
     return Text.assemble(
         (figures.sparkline(shares, top=top), "green"),
         f"  {word}: {figures.share(first.share)} in the first quarter, {figures.share(last.share)} in the last",
@@ -154,8 +167,10 @@ def _hits_in_time(summary: Summary) -> Text:
 
 
 def _workers(summary: Summary) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("worker", style="bold", overflow="ellipsis", no_wrap=True, min_width=_LABEL_WIDTH, max_width=26)
+    table = _table()
+    table.add_column(
+        "worker", style="bold", overflow="ellipsis", no_wrap=True, min_width=_LABEL_WIDTH, max_width=26
+    )
     table.add_column("requests", justify="right")
     table.add_column("input tokens", justify="right")
     table.add_column("share of input", no_wrap=True)
@@ -192,7 +207,7 @@ def _worker_row(load: WorkerLoad, *, total: int, top: int, failed: bool) -> list
 
 
 def _errors(summary: Summary) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _table()
     table.add_column("failed", style="bold red", no_wrap=True, min_width=_LABEL_WIDTH)
     table.add_column("requests", justify="right")
     table.add_column("for example", style="dim")
@@ -201,13 +216,26 @@ def _errors(summary: Summary) -> Table:
     return table
 
 
+def _warnings(found: list[str]) -> Table:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(style="bold yellow")
+    table.add_column(style="yellow")
+    for line in found:
+        table.add_row("!", line)
+    return table
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+
+
 def _spaced(parts: list[RenderableType]) -> Iterator[RenderableType]:
     for number, part in enumerate(parts):
-        if number and isinstance(part, Text) and not isinstance(parts[number - 1], Text):
-            yield Text("")
+        if number:
+            yield ""
         yield part
 
 
 def print_report(console: Console, rendered: RenderableType) -> None:
-    """On ``console``; 100 columns when its own width is not known."""
+    """On ``console``; in 100 columns when it is not a terminal and has no width of its own."""
     console.print(rendered, width=None if console.is_terminal else 100)

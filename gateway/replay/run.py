@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gateway.replay.client import ReplayClient, Target, find_model, open_session
 from gateway.replay.records import RequestRecord
-from gateway.replay.schedule import LoopClock, run_open_loop
+from gateway.replay.schedule import MonotonicClock, run_open_loop
 from gateway.replay.stats import one_cache_hits
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gateway.replay.arrival import Arrival
 
-    Watch = Callable[[Sequence[RequestRecord], LoopClock], AbstractContextManager[object]]
+    Watch = Callable[[Sequence[RequestRecord], MonotonicClock], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,18 @@ def plan(arrivals: Sequence[Arrival], *, speed: float, max_output: int | None) -
 
 
 async def replay(
-    target: Target, arrivals: Sequence[Arrival], *, speed: float = 1.0, max_output: int | None = None, watch: Watch
+    target: Target,
+    arrivals: Sequence[Arrival],
+    *,
+    speed: float = 1.0,
+    max_output: int | None = None,
+    watch: Watch,
 ) -> Outcome:
-    """Send every arrival at its time and wait for all answers; SIGINT or SIGTERM ends it early with what there is.
+    """Send every arrival at its time and wait for all answers; SIGINT or SIGTERM ends it early with what
+    there is.
 
-    ``watch`` is entered around the replay, with the records as they fill. Raises `ReplayError` when the model is not
-    named and cannot be found.
+    ``watch`` is entered around the replay, with the records as they fill. Raises `ReplayError` when the model
+    is not named and cannot be found.
     """
     raise_file_limit()
     records = plan(arrivals, speed=speed, max_output=max_output)
@@ -62,8 +68,9 @@ async def replay(
             target = replace(target, model=await find_model(session, target.url))
         stop = asyncio.Event()
         with _stop_on_signal(stop):
-            clock = LoopClock()
+            clock = MonotonicClock()
             client = ReplayClient(target, arrivals, records, session=session, clock=clock)
+            clock.restart()  # what the client prepared is not part of the replay
             with watch(records, clock):
                 await run_open_loop([record.scheduled for record in records], clock, client.send, stop=stop)
     return Outcome(records, target.model or "", interrupted=stop.is_set())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from gateway.replay.arrival import Arrival
     from gateway.replay.records import RequestRecord
 
@@ -18,7 +19,8 @@ SLICES: Final = 20
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which ``share`` (0 to 1) of ascending ``ordered`` lies, linear between the two nearest ranks.
+    """The value below which ``share`` (0 to 1) of ascending ``ordered`` lies, linear between the two nearest
+    ranks.
 
     This is definition 7 of Hyndman and Fan (1996), numpy's default: rank ``share * (n - 1)``, counted from 0.
     """
@@ -65,14 +67,18 @@ def one_cache_hits(rows: Iterable[Arrival]) -> list[int]:
     seen: set[int] = set()
     hits = []
     for row in rows:
-        blocks = next((n for n, block_id in enumerate(row.block_ids) if block_id not in seen), len(row.block_ids))
+        blocks = next(
+            (n for n, block_id in enumerate(row.block_ids) if block_id not in seen), len(row.block_ids)
+        )
         hits.append(min(blocks * row.block_tokens, row.input_tokens))
         seen.update(row.block_ids[blocks:])
     return hits
 
 
 def one_cache_hit_share(rows: Sequence[Arrival]) -> float:
-    """Share of all input tokens that one unbounded cache would serve: the limit for any fleet. 0 of no rows."""
+    """Share of all input tokens that one unbounded cache would serve: the limit for any fleet. 0 of no
+    rows.
+    """
     total = sum(row.input_tokens for row in rows)
     return sum(one_cache_hits(rows)) / total if total else 0.0
 
@@ -92,13 +98,19 @@ class Slos:
         """Whether the request succeeded within every objective; one token has no gap and meets ``itl``."""
         return record.ok and all(
             bound is None or value is None or value <= bound
-            for bound, value in ((self.ttft, record.ttft), (self.itl, record.gaps.mean), (self.e2e, record.latency))
+            for bound, value in (
+                (self.ttft, record.ttft),
+                (self.itl, record.gaps.mean),
+                (self.e2e, record.latency),
+            )
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Tokens served from cache, of the requests whose usage told ``cached_tokens``, beside the trace's own limit."""
+    """Tokens served from cache, of the requests whose usage told ``cached_tokens``, beside the trace's own
+    limit.
+    """
 
     requests: int
     prompt_tokens: int
@@ -180,7 +192,9 @@ class Summary:
         return self.sent - self.succeeded
 
 
-def summarize(records: Sequence[RequestRecord], *, slos: Slos | None = None, fleet_size: int | None = None) -> Summary:
+def summarize(
+    records: Sequence[RequestRecord], *, slos: Slos | None = None, fleet_size: int | None = None
+) -> Summary:
     """``fleet_size`` adds workers that answered nothing to the mean of max ÷ mean."""
     sent = [record for record in records if record.sent is not None]
     done = [record for record in sent if record.ok]
@@ -205,7 +219,9 @@ def summarize(records: Sequence[RequestRecord], *, slos: Slos | None = None, fle
         output_ratio=_ratio((output_tokens(record), record.output_tokens) for record in done),
         workers=workers,
         max_over_mean_requests=_max_over_mean([load.requests for load in workers if load.worker], fleet_size),
-        max_over_mean_input=_max_over_mean([load.input_tokens for load in workers if load.worker], fleet_size),
+        max_over_mean_input=_max_over_mean(
+            [load.input_tokens for load in workers if load.worker], fleet_size
+        ),
         errors=_errors(sent),
     )
 
@@ -216,7 +232,11 @@ def output_tokens(record: RequestRecord) -> int:
 
 
 def hits_of(records: Iterable[RequestRecord]) -> Hits:
-    told = [record for record in records if record.ok and record.cached_tokens is not None and record.prompt_tokens]
+    told = [
+        record
+        for record in records
+        if record.ok and record.cached_tokens is not None and record.prompt_tokens
+    ]
     return Hits(
         requests=len(told),
         prompt_tokens=sum(record.prompt_tokens or 0 for record in told),
@@ -242,7 +262,7 @@ def quarter(slices: Sequence[Hits], number: int) -> Hits:
 def _slices(records: Sequence[RequestRecord]) -> list[Sequence[RequestRecord]]:
     parts = min(SLICES, len(records))
     edges = [len(records) * part // parts for part in range(parts + 1)] if parts else []
-    return [records[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+    return [records[start:stop] for start, stop in pairwise(edges)]
 
 
 def _worker_loads(records: Sequence[RequestRecord]) -> tuple[WorkerLoad, ...]:
@@ -251,7 +271,8 @@ def _worker_loads(records: Sequence[RequestRecord]) -> tuple[WorkerLoad, ...]:
         if record.status is not None:  # without an answer it is not known who had it
             by_worker[record.worker].append(record)
     return tuple(
-        _worker_load(worker, by_worker[worker]) for worker in sorted(by_worker, key=lambda name: _natural(name or ""))
+        _worker_load(worker, by_worker[worker])
+        for worker in sorted(by_worker, key=lambda name: _natural(name or ""))
     )
 
 

@@ -8,7 +8,7 @@ import lzma
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, cast
 
 import orjson
 
@@ -34,9 +34,9 @@ def read_trace(
 ) -> list[Arrival]:
     """The first ``limit`` arrivals of the trace at ``path``, sorted by time, the first one at 0 s.
 
-    The format is recognised from the first line: Mooncake JSONL (blocks of ``block_tokens``) or compact agent sessions
-    (one begins every ``session_gap`` seconds, pauses cut to ``max_pause`` seconds). ``.gz`` and ``.xz`` are unpacked.
-    ``"demo"`` is the trace inside the package. Raises `TraceError`.
+    The format is recognised from the first line: Mooncake JSONL (blocks of ``block_tokens``) or compact agent
+    sessions (one begins every ``session_gap`` seconds, pauses cut to ``max_pause`` seconds). ``.gz`` and
+    ``.xz`` are unpacked. ``"demo"`` is the trace inside the package. Raises `TraceError`.
     """
     with _open(path) as lines:
         try:
@@ -51,7 +51,11 @@ def read_trace(
 
 
 def _arrivals(
-    records: Iterator[Record], limit: int | None, block_tokens: int, session_gap: float, max_pause: float | None
+    records: Iterator[Record],
+    limit: int | None,
+    block_tokens: int,
+    session_gap: float,
+    max_pause: float | None,
 ) -> Iterator[Arrival]:
     first = next(records, None)
     if first is None:
@@ -90,7 +94,7 @@ def _open(path: Path | str) -> IO[bytes]:
             return resources.files("gateway.replay").joinpath("demo_trace.jsonl").open("rb")
         match Path(path).suffix:
             case ".gz":
-                return gzip.open(path, "rb")
+                return cast("IO[bytes]", gzip.open(path, "rb"))
             case ".xz":
                 return lzma.open(path, "rb")
             case _:
