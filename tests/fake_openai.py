@@ -93,7 +93,7 @@ class FakeOpenAI:
             await asyncio.sleep(self.delay)
             text = {"delta": {"content": " word"}} if chat else {"text": " word"}
             await _send(response, {"choices": [{"index": 0, **text, "finish_reason": None}]})
-        last = {"delta": {}} if chat else {"text": ""}
+        last: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
         await _send(response, {"choices": [{"index": 0, **last, "finish_reason": "length"}]})
         usage: dict[str, Any] = {"prompt_tokens": len(words), "completion_tokens": body["max_tokens"]}
         if self.tell_cached:

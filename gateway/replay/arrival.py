@@ -96,7 +96,7 @@ def with_tail(
         return (*ids, tail_id)
     raise record.error(
         "hash_ids",
-        f"{len(ids)} blocks of {block_tokens} tokens do not fit an input of {tokens} tokens, which has {blocks}",
+        f"{len(ids)} blocks of {block_tokens} tokens do not fit an input of {tokens} tokens",
     )
 
 

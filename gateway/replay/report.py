@@ -42,34 +42,35 @@ def report(summary: Summary, *, trace: str, url: str, model: str, speed: float, 
 
 def warnings(summary: Summary) -> list[str]:
     """What makes the figures worth less than they seem."""
-    late, prompt, output = summary.lateness, summary.prompt_ratio, summary.output_ratio
-    checks = (
-        (
-            late is not None and late.p99 > _LATE_S,
-            f"This client was itself late, by {figures.seconds(late.p99 if late else None)} at p99: the load was not"
-            " the trace's. Lower --speed or give the client a faster core.",
-        ),
-        (
-            prompt is not None and abs(prompt - 1) > _RATIO_OFF,
-            f"The server counted {figures.ratio(prompt)} × the trace's input tokens: its tokenizer splits the words"
-            " that prompts are made of.",
-        ),
-        (
-            output is not None and abs(output - 1) > _RATIO_OFF,
-            f"The server generated {figures.ratio(output)} × the output tokens asked for: it may not know"
-            " ignore_eos, or its context ended.",
-        ),
-        (
-            summary.succeeded > 0 and not summary.hits.requests,
-            "No answer told usage.prompt_tokens_details.cached_tokens, so cache hits are not known (vLLM tells them"
-            " with --enable-prompt-tokens-details).",
-        ),
-        (
-            summary.sent < summary.planned,
-            f"Stopped early: {summary.planned - summary.sent:,} requests were never sent.",
-        ),
-    )
-    return [text for applies, text in checks if applies]
+    found = []
+    if summary.lateness and summary.lateness.p99 > _LATE_S:
+        late = figures.seconds(summary.lateness.p99)
+        found.append(
+            f"This client was itself late, by {late} at p99: the load was not the trace's."
+            " Lower --speed or give the client a faster core."
+        )
+    if _is_off(summary.prompt_ratio):
+        found.append(
+            f"The server counted {figures.ratio(summary.prompt_ratio)} × the trace's input tokens:"
+            " its tokenizer splits the words that prompts are made of."
+        )
+    if _is_off(summary.output_ratio):
+        found.append(
+            f"The server generated {figures.ratio(summary.output_ratio)} × the output tokens asked for:"
+            " it may not know ignore_eos, or its context ended."
+        )
+    if summary.succeeded and not summary.hits.requests:
+        found.append(
+            "No answer told usage.prompt_tokens_details.cached_tokens, so cache hits are not known"
+            " (vLLM tells them with --enable-prompt-tokens-details)."
+        )
+    if summary.sent < summary.planned:
+        found.append(f"Stopped early: {summary.planned - summary.sent:,} requests were never sent.")
+    return found
+
+
+def _is_off(ratio: float | None) -> bool:
+    return ratio is not None and abs(ratio - 1) > _RATIO_OFF
 
 
 def _head(summary: Summary, *, trace: str, url: str, model: str, speed: float) -> RenderableType:
@@ -161,7 +162,8 @@ def _hits_in_time(summary: Summary) -> Text:
     top = max((hits.limit or 0.0 for hits in summary.slices), default=0.0)  # full bar: all that was possible
     return Text.assemble(
         (figures.sparkline(shares, top=top), "green"),
-        f"  {word}: {figures.share(first.share)} in the first quarter, {figures.share(last.share)} in the last",
+        f"  {word}: {figures.share(first.share)} in the first quarter,"
+        f" {figures.share(last.share)} in the last",
         (f" (possible: {figures.share(first.limit)}, {figures.share(last.limit)})", "dim"),
     )
 
