@@ -1,0 +1,197 @@
+"""`prefixgate replay`: a request trace against any OpenAI endpoint, open loop, with a report."""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+import uvloop
+from rich.console import Console
+
+from gateway.replay.client import ReplayError, Target
+from gateway.replay.live import watch
+from gateway.replay.report import print_report, report
+from gateway.replay.results import to_json
+from gateway.replay.run import replay as run_replay
+from gateway.replay.stats import Slos, summarize
+from gateway.replay.traces import TraceError, read_trace
+
+_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0}
+
+
+class EndpointChoice(StrEnum):
+    """Which of the two text endpoints is asked."""
+
+    chat = "chat"
+    completions = "completions"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from "2s", "100ms", "1.5 min" or a bare number of seconds. Raises typer.BadParameter."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]*)\s*", text)
+    if match is None or match[2] not in _UNITS or not float(match[1]):
+        raise typer.BadParameter(f"{text!r} is not a length of time above 0 such as 2s, 100ms or 1.5min")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+Duration = Annotated[float | None, typer.Option(parser=parse_duration, metavar="TIME")]
+
+
+def replay(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            help="Trace file (Mooncake JSONL or agent sessions; .gz, .xz), or [bold]demo[/] for a small one."
+        ),
+    ],
+    url: Annotated[str, typer.Option(help="Base URL of the OpenAI endpoint.")] = "http://127.0.0.1:8000",
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask for.  [dim]default: the first listed[/]")
+    ] = None,
+    speed: Annotated[float, typer.Option(help="Replay so many times faster than recorded.", min=1e-6)] = 1.0,
+    limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1, metavar="N")] = None,
+    json_file: Annotated[
+        str | None,
+        typer.Option(
+            "--json", help="Write every request's row and the summary here; - is stdout.", metavar="FILE"
+        ),
+    ] = None,
+    endpoint: Annotated[EndpointChoice, typer.Option(help="Endpoint to ask.")] = EndpointChoice.chat,
+    slo_ttft: Annotated[
+        float | None,
+        typer.Option(parser=parse_duration, metavar="TIME", help="Goodput: longest TTFT, such as 2s."),
+    ] = None,
+    slo_itl: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_duration,
+            metavar="TIME",
+            help="Goodput: longest mean time between tokens, such as 100ms.",
+        ),
+    ] = None,
+    slo_e2e: Annotated[
+        float | None,
+        typer.Option(parser=parse_duration, metavar="TIME", help="Goodput: longest time to the last token."),
+    ] = None,
+    max_output: Annotated[
+        int | None, typer.Option(help="Ask for at most N output tokens a request.", min=1, metavar="N")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(parser=parse_duration, metavar="TIME", help="Deadline of each request.")
+    ] = "10min",  # type: ignore[assignment]  # parsed by parse_duration, as a given value is
+    api_key: Annotated[
+        str | None, typer.Option(envvar="PREFIXGATE_API_KEY", help="Sent as a bearer token.", metavar="KEY")
+    ] = None,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(help="Ask for exact output lengths; endpoints other than vLLM's may refuse the field."),
+    ] = True,
+    worker_header: Annotated[
+        str, typer.Option(help="Response header that names the worker.", metavar="NAME")
+    ] = "x-worker-id",
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Fleet size, so that idle workers count in max ÷ mean.", min=1, metavar="N"),
+    ] = None,
+    block_tokens: Annotated[
+        int, typer.Option(help="Tokens in a block of a Mooncake trace.", min=1, metavar="N")
+    ] = 512,
+    session_gap: Annotated[
+        float,
+        typer.Option(parser=parse_duration, metavar="TIME", help="Agent sessions: one begins every TIME."),
+    ] = "10s",  # type: ignore[assignment]
+    max_pause: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_duration, metavar="TIME", help="Agent sessions: cut longer pauses to TIME."
+        ),
+    ] = None,
+    allow_errors: Annotated[
+        bool, typer.Option("--allow-errors", help="Exit with 0 although requests failed.")
+    ] = False,
+) -> None:
+    """Replay a request trace against an OpenAI endpoint, each request at its own time, and report what it
+    felt like.
+
+    Prompts are made from the trace's block ids: the same text for every target, so runs against different
+    endpoints compare. Ctrl-C stops early and reports what was measured so far.
+
+    [dim]prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms[/]
+    """
+    try:
+        arrivals = read_trace(
+            trace, limit, block_tokens=block_tokens, session_gap=session_gap, max_pause=max_pause
+        )
+        target = Target(url, model, endpoint.value, timeout, api_key, ignore_eos, worker_header)
+        outcome = uvloop.run(
+            run_replay(
+                target,
+                arrivals,
+                speed=speed,
+                max_output=max_output,
+                watch=partial(watch, console=Console(stderr=True)),
+            )
+        )
+    except (TraceError, ReplayError) as error:
+        _stop(str(error))
+    slos = Slos(ttft=slo_ttft, itl=slo_itl, e2e=slo_e2e)
+    summary = summarize(outcome.records, slos=slos, fleet_size=workers)
+    print_report(
+        Console(stderr=json_file == "-"),
+        report(summary, trace=trace, url=url, model=outcome.model, speed=speed, slos=slos),
+    )
+    if json_file:
+        settings = {
+            "trace": trace,
+            "url": url,
+            "model": outcome.model,
+            "endpoint": endpoint.value,
+            "speed": speed,
+            "limit": limit,
+            "max_output": max_output,
+            "timeout": timeout,
+            "ignore_eos": ignore_eos,
+            "worker_header": worker_header,
+            "workers": workers,
+            "block_tokens": block_tokens,
+            "session_gap": session_gap,
+            "max_pause": max_pause,
+            "slo_ttft": slo_ttft,
+            "slo_itl": slo_itl,
+            "slo_e2e": slo_e2e,
+        }
+        _write(
+            json_file,
+            to_json(
+                settings=settings, summary=summary, records=outcome.records, interrupted=outcome.interrupted
+            ),
+        )
+    if outcome.interrupted:
+        raise typer.Exit(130)
+    if summary.failed and not allow_errors:
+        raise typer.Exit(1)
+
+
+def _write(file: str, content: bytes) -> None:
+    if file == "-":
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        Path(file).write_bytes(content)
+    except OSError as error:
+        _stop(f"{file}: cannot be written: {error.strerror}")
+
+
+def _stop(message: str) -> NoReturn:
+    Console(stderr=True).print("[bold red]replay:[/]", message, highlight=False)
+    raise typer.Exit(2)
+
+
+if __name__ == "__main__":
+    typer.run(replay)

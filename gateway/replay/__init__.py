@@ -1,0 +1,1 @@
+"""Open-loop replay of request traces: readers, prompts, client, statistics, report."""

@@ -1,0 +1,158 @@
+"""What is measured of one request, and the pure part of reading its stream."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Final
+
+import orjson
+
+MAX_GAPS: Final = 16_384
+"""Token gaps kept of one request; of any further ones only count, sum and maximum."""
+
+DONE: Final = b"[DONE]"
+
+
+@dataclass(slots=True)
+class Gaps:
+    """Times between consecutive tokens of one request, seconds."""
+
+    count: int = 0
+    total: float = 0.0
+    longest: float = 0.0
+    kept: array[float] = field(default_factory=lambda: array("f"))
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total += seconds
+        self.longest = max(self.longest, seconds)
+        if self.count <= MAX_GAPS:
+            self.kept.append(seconds)
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request's row. Times are seconds since the replay began; ``None`` is "did not happen" or "was not
+    told".
+    """
+
+    index: int
+    session: str | None
+    scheduled: float
+    input_tokens: int
+    output_tokens: int  # asked for
+    limit_tokens: int  # what one unbounded cache for all would have served
+    sent: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+    token_events: int = 0
+    gaps: Gaps = field(default_factory=Gaps)
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    status: int | None = None
+    error: str | None = None  # a class such as "http_503"; None when the request succeeded
+    error_detail: str | None = None
+    worker: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.finished is not None and self.error is None
+
+    @property
+    def ttft(self) -> float | None:
+        return None if self.first_token is None or self.sent is None else self.first_token - self.sent
+
+    @property
+    def latency(self) -> float | None:
+        """Sent to last token."""
+        return None if self.last_token is None or self.sent is None else self.last_token - self.sent
+
+    @property
+    def lateness(self) -> float | None:
+        """How much later than scheduled this client sent the request: its own fault, not the server's."""
+        return None if self.sent is None else self.sent - self.scheduled
+
+    def token(self, now: float) -> None:
+        """A piece of text arrived at ``now``."""
+        self.token_events += 1
+        if self.first_token is None:
+            self.first_token = now
+        elif self.last_token is not None:
+            self.gaps.add(now - self.last_token)
+        self.last_token = now
+
+
+class StreamError(ValueError):
+    """The stream says or shows that the request failed; ``kind`` is the error class."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
+def read_event(record: RequestRecord, data: bytes, now: float) -> bool:
+    """Book one event of an OpenAI stream that arrived at ``now``; true when it was the last.
+
+    A token is an event with text (content, reasoning, tool call or completion text). Raises `StreamError` on
+    an error object and on anything that is not an OpenAI chunk.
+    """
+    if data == DONE:
+        return True
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise StreamError("malformed_event", f"{error}: {data[:80]!r}") from error
+    if not isinstance(event, dict):
+        raise StreamError("malformed_event", f"not an object: {data[:80]!r}")
+    if event.get("error") is not None:
+        raise StreamError("error_event", error_message(event))
+    finished = False
+    for choice in event.get("choices") or ():
+        if _has_text(choice):
+            record.token(now)
+        finished = finished or choice.get("finish_reason") is not None
+    if finished and record.first_token is None:
+        record.token(now)  # an answer without any text (a special token, say) still ended at some time
+    usage = event.get("usage")
+    if isinstance(usage, dict):
+        read_usage(record, usage)
+    return False
+
+
+def read_usage(record: RequestRecord, usage: dict[str, object]) -> None:
+    """Keep the token counts of an OpenAI ``usage`` object."""
+    record.prompt_tokens = _count(usage.get("prompt_tokens"))
+    record.completion_tokens = _count(usage.get("completion_tokens"))
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict):
+        record.cached_tokens = _count(details.get("cached_tokens"))
+
+
+def error_message(body: object) -> str:
+    """The message of an OpenAI error body, or the body itself, cut to 200 characters."""
+    if isinstance(body, dict):
+        error = body.get("error", body.get("message", body))
+        body = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(body).split())[:200]
+
+
+def _has_text(choice: object) -> bool:
+    if not isinstance(choice, dict):
+        raise StreamError("malformed_event", "a choice that is not an object")
+    if choice.get("text"):
+        return True
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and any(
+        delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,73 @@
+"""Open loop: every request starts at its own time, whatever has become of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+_BURST: Final = 32  # requests started in one turn of the loop when late; then answers are read
+
+
+class Clock(Protocol):
+    """Time in seconds since some fixed moment, and waiting in it."""
+
+    def now(self) -> float: ...
+
+    async def sleep_until(self, moment: float) -> None: ...
+
+
+class MonotonicClock:
+    """The system's finest monotonic clock (uvloop's own time has whole milliseconds only)."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again at 0."""
+        self._start = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self._start
+
+    async def sleep_until(self, moment: float) -> None:
+        await asyncio.sleep(max(0.0, moment - self.now()))
+        while (left := moment - self.now()) > 0:  # noqa: ASYNC110 - timers fire up to a millisecond early
+            await asyncio.sleep(left)
+
+
+async def run_open_loop(
+    due: Iterable[float],
+    clock: Clock,
+    send: Callable[[int], Coroutine[object, object, None]],
+    *,
+    stop: asyncio.Event,
+) -> None:
+    """Start ``send(index)`` as a task at each moment of ``due`` (ascending); return when all have ended.
+
+    Once ``stop`` is set nothing more is sent and what is in flight is cancelled. An exception that escapes
+    ``send`` is a bug: it ends everything and is raised in an ExceptionGroup.
+    """
+    stopping = asyncio.ensure_future(stop.wait())
+    sending = asyncio.ensure_future(_send_all(due, clock, send))
+    try:
+        await asyncio.wait([stopping, sending], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        sending.cancel()  # no effect when it is done
+        with suppress(asyncio.CancelledError):
+            await sending
+
+
+async def _send_all(
+    due: Iterable[float], clock: Clock, send: Callable[[int], Coroutine[object, object, None]]
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        for index, moment in enumerate(due):
+            if moment > clock.now() or index % _BURST == 0:
+                await clock.sleep_until(moment)
+            group.create_task(send(index))
