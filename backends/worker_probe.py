@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import aiohttp
@@ -21,12 +21,19 @@ class WorkerProbe:
     """Reads `/v1/models` of every worker each `interval` seconds; one slow worker holds up none of the others."""
 
     def __init__(
-        self, fleet: FleetState, *, interval: float, timeout: float, on_models: Callable[[Worker], None]
+        self,
+        fleet: FleetState,
+        *,
+        interval: float,
+        timeout: float,
+        api_keys: Mapping[str, str],
+        on_models: Callable[[Worker], None],
     ) -> None:
-        """`on_models` is called each time a worker has answered, after the fleet has learnt from it."""
+        """`interval` and `timeout` in seconds; `api_keys` by worker, sent as bearer tokens. `on_models` is called each time a worker has answered, after the fleet has learnt from it."""
         self._fleet = fleet
         self._interval = interval
         self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._api_keys = api_keys
         self._on_models = on_models
         self._troubled: set[Worker] = set()
 
@@ -40,8 +47,10 @@ class WorkerProbe:
 
     async def _probe(self, session: aiohttp.ClientSession, worker: Worker) -> None:
         url = f"http://{worker.authority.decode()}{worker.base_path.decode()}/v1/models"
+        key = self._api_keys.get(worker.id)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
-            async with session.get(url) as response:
+            async with session.get(url, headers=headers) as response:
                 body = await response.content.read(_ANSWER_LIMIT)
                 if response.status != 200:
                     raise ValueError(f"status {response.status}")

@@ -11,7 +11,6 @@ There is no timer per request: one sweep over all connections looks after every 
 from __future__ import annotations
 
 import asyncio
-import os
 import select
 import socket
 from collections.abc import Callable
@@ -62,9 +61,15 @@ class HttpServer:
     """Accepts clients, keeps their deadlines, and hands whole requests to the pipeline."""
 
     def __init__(
-        self, pipeline: Pipeline, limits: Limits, loop: asyncio.AbstractEventLoop, *, worker_header: str | None = None
+        self,
+        pipeline: Pipeline,
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        via: bytes,
+        worker_header: str | None = None,
     ) -> None:
-        """`worker_header` names the response field that tells a client its worker; None keeps it untold."""
+        """`via` is this gateway's name in `Via` fields, its own among all; `worker_header` names the response field that tells a client its worker; None keeps it untold."""
         self.pipeline = pipeline
         self.limits = limits
         self.loop = loop
@@ -72,7 +77,7 @@ class HttpServer:
         self.first_byte_timeout = limits.first_byte_timeout
         self.response_idle_timeout = limits.response_idle_timeout
         self.connections: set[ClientConnection] = set()
-        self.via = b"prefixgate-" + os.urandom(6).hex().encode()
+        self.via = via
         self._serial = 0
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None

@@ -76,6 +76,9 @@ class RequestPipeline:
             self._begin(exchange)
         except ApiError as error:
             exchange.refuse(error)
+        except Exception:
+            log.exception("request %s: a fault of the gateway's own", _shown(exchange.request_id))
+            exchange.refuse(ApiError(500, "The gateway failed on this request; its log says why.", code="internal_error"))
 
     def _begin(self, exchange: Exchange) -> None:
         head = exchange.head

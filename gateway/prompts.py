@@ -77,7 +77,7 @@ class PromptReader:
         images = image_digests(call.fields) if call.kind is Kind.CHAT else ()
         view = PromptView(0)
         if ids is None and (not text or (longest and len(text) > longest * self.tokenizer.longest_token_chars)):
-            return PromptView(max(len(text) // _CHARS_PER_TOKEN, 1))
+            return guess(call)
         for size in block_sizes:
             key = ChainKey(self.name, size, adapter, images, salt if type(salt) is str else "")
             if ids is not None:

@@ -67,8 +67,8 @@ class Limits(Strict):
     """Response bytes held per connection for a client that reads slowly; then the worker is paused."""
     pipelined_bytes: Size = Field(default=64 << 10, ge=0)
     """Bytes of further requests read ahead on a connection while one is being answered."""
-    pipelined_requests: int = Field(default=16, ge=1)
-    """Requests read ahead on a connection while one is being answered."""
+    drain_timeout: Duration = Field(default=30.0, ge=0)
+    """How long requests in flight may go on after the gateway was told to stop; then they are cut off."""
 
 
 class Upstream(Strict):
@@ -154,13 +154,13 @@ class Worker(Strict):
 class CostPolicy(Strict):
     """The `cost` policy: predicted time to first token, counted in uncached prompt tokens."""
 
-    recompute_weight_idle: float = Field(default=1.0, ge=0)
+    recompute_weight_idle: float = Field(default=2.0, ge=0)
     """Price of a prompt token that the worker must recompute, when the fleet is idle. A token that already
     waits in the worker's queue costs 1."""
-    recompute_weight_full: float = Field(default=3.0, ge=0)
+    recompute_weight_full: float = Field(default=4.0, ge=0)
     """The same when the fleet is full: recomputing then also delays everyone behind. In between it rises with
     the load."""
-    decode_weight: float = Field(default=8.0, ge=0)
+    decode_weight: float = Field(default=16.0, ge=0)
     """Price of each sequence that the worker is answering, in uncached prompt tokens."""
     seed: int | None = None
     """Seed of the choice among equals, to repeat a run exactly; by default it differs each time."""
@@ -189,8 +189,8 @@ class Tokens(Strict):
     """Longest time a request waits for such a thread; then it is routed by the part already known."""
     threads: int = Field(default=1, ge=1, le=64)
     """Threads that tokenize long new text."""
-    probe: bool = True
-    """At start, compare the fast tokenizer with the reference on sample texts; use it only if they agree."""
+    fast: bool = True
+    """Use the faster tokenizer library where it proves equal to the reference on sample texts at start."""
 
 
 class Index(Strict):
@@ -199,7 +199,9 @@ class Index(Strict):
     max_blocks: int = Field(default=2_000_000, ge=1)
     """Blocks the index remembers over all workers; the oldest are forgotten first."""
     prediction_ttl: Duration = Field(default=5.0, gt=0)
-    """How long a block counts as held after a request was sent, unless the worker's events confirm it."""
+    """How long after its prefill should be over a block counts as held that no event has confirmed."""
+    unconfirmed_ttl: Duration = Field(default=300.0, gt=0)
+    """The same for workers that publish no events, where nothing can confirm it."""
 
 
 class Log(Strict):
