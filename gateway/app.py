@@ -25,11 +25,12 @@ from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
 from gateway.config import Config, Model
+from gateway.config import Worker as WorkerSettings
 from gateway.http_server import HttpServer, Limits
 from gateway.logs import set_up_logging
 from gateway.pipeline import RequestPipeline
 from gateway.prompts import PromptReader
-from policies.prefill_queue import PrefillQueue
+from policies.prefill_queue import FleetRate, PrefillQueue
 from policies.routing import RoutingPolicy, make_policy
 
 log = logging.getLogger(__name__)
@@ -67,8 +68,11 @@ async def _serve_until_signalled(config: Config) -> None:
 async def serving(config: Config) -> AsyncIterator[int]:
     """A running gateway; yields its port. Leaving drains it."""
     loop = asyncio.get_running_loop()
+    fleet_rate = FleetRate()
     fleet = FleetState(
-        map(_worker, config.workers), cooldown=config.upstream.cooldown, cooldown_max=config.upstream.cooldown_max
+        [_worker(settings, fleet_rate) for settings in config.workers],
+        cooldown=config.upstream.cooldown,
+        cooldown_max=config.upstream.cooldown_max,
     )
     index = PrefixIndex(max_blocks=config.index.max_blocks)
     pools = {worker.id: _pool(config, worker, loop) for worker in fleet.workers}
@@ -109,10 +113,7 @@ async def serving(config: Config) -> AsyncIterator[int]:
         yield port
 
 
-def _worker(settings: object) -> Worker:
-    from gateway.config import Worker as WorkerSettings
-
-    assert isinstance(settings, WorkerSettings), "the configuration's own type"
+def _worker(settings: WorkerSettings, fleet_rate: FleetRate) -> Worker:
     host, port = settings.address
     return Worker(
         id=settings.name,
@@ -123,7 +124,7 @@ def _worker(settings: object) -> Worker:
         max_model_len=settings.max_model_len,
         kv_blocks=settings.kv_blocks,
         publishes_events=settings.kv_events is not None,
-        prefill=PrefillQueue(settings.prefill_tokens_per_s),
+        prefill=PrefillQueue(fleet_rate, settings.prefill_tokens_per_s),
     )
 
 

@@ -8,35 +8,69 @@ from __future__ import annotations
 
 from typing import Final
 
-_MEMORY: Final = 0.95
-"""Share of the past that each new observation keeps: about the last twenty count."""
-_LEAST_TOKENS: Final = 1.0
+_MEMORY: Final = 0.98
+"""Share of the past that each new observation keeps: about the last fifty count."""
+_TELLING_TOKENS: Final = 512
+"""Fewer tokens than this tell about the engine's overhead and its batching, not about its speed."""
+_LEAST_SECONDS: Final = 1e-4
+_PRIOR_SECONDS: Final = 5.0
+"""How much busy time a worker must have shown before its own rate outweighs that of the fleet. Without it a worker
+that happens to be busy batches more, looks faster, and draws yet more requests."""
+
+
+class FleetRate:
+    """The prefill rate over all workers: what is believed of one that has not shown much itself."""
+
+    __slots__ = ("_seconds", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second and worker while there was work; None before the first telling answer."""
+        return self._tokens / self._seconds if self._seconds else None
+
+    def observe(self, tokens: float, seconds: float) -> None:
+        """Some worker prefilled so many tokens in so many seconds."""
+        self._tokens = self._tokens * _MEMORY + tokens
+        self._seconds = self._seconds * _MEMORY + seconds
 
 
 class PrefillQueue:
     """The uncached tokens a worker has accepted and not yet answered, and its learnt prefill rate."""
 
-    __slots__ = ("_busy_since", "_done_seconds", "_done_tokens", "_tokens", "_unary", "rate", "total")
+    __slots__ = ("_busy_since", "_done_seconds", "_done_tokens", "_fleet", "_hint", "_tokens", "_unary", "total")
 
-    def __init__(self, rate_hint: float | None = None) -> None:
-        """`rate_hint` in tokens/s weighs as much as one second of observation."""
+    def __init__(self, fleet: FleetRate | None = None, hint: float | None = None) -> None:
+        """`hint` in tokens/s takes the place of the fleet's rate as what is believed at first."""
+        self._fleet = fleet or FleetRate()
+        self._hint = hint
         self._tokens: dict[int, float] = {}  # ticket -> uncached tokens, oldest first
         self._unary: set[int] = set()
         self._busy_since = 0.0
-        self._done_tokens = rate_hint or 0.0
-        self._done_seconds = 1.0 if rate_hint else 0.0
-        self.rate = rate_hint  # tokens per second while there was work; None before the first answer
+        self._done_tokens = 0.0
+        self._done_seconds = 0.0
         self.total = 0.0
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second while there was work, or None while nobody knows."""
+        believed = self._hint or self._fleet.rate
+        if believed is None:
+            return None
+        return (self._done_tokens + _PRIOR_SECONDS * believed) / (self._done_seconds + _PRIOR_SECONDS)
 
     def push(self, ticket: int, tokens: float, now: float, *, streams: bool) -> None:
         """A request with so many uncached tokens was sent. Without a stream its first byte is also its last,
         so that it tells nothing about prefill."""
         if not self._tokens:
             self._busy_since = now
-        tokens = max(tokens, _LEAST_TOKENS)
+        tokens = max(tokens, 1.0)
         self._tokens[ticket] = tokens
         self.total += tokens
         if not streams:
@@ -46,20 +80,16 @@ class PrefillQueue:
         """The first byte of a request came: its prefill is done, and so is that of every unary one before it."""
         if ticket not in self._tokens:
             return
-        tokens = 0.0
-        if ticket not in self._unary:
-            if self._unary:
-                for earlier in [t for t in self._unary if t < ticket]:
-                    tokens += self._remove(earlier)
-            tokens += self._remove(ticket)
-            self._done_tokens = self._done_tokens * _MEMORY + tokens
-            self._done_seconds = self._done_seconds * _MEMORY + max(now - self._busy_since, 0.0)
-            if self._done_seconds > 0:
-                self.rate = self._done_tokens / self._done_seconds
-            self._busy_since = now
-        else:
+        if ticket in self._unary:
             self._remove(ticket)
-            self._busy_since = now
+        else:
+            tokens = self._remove(ticket)
+            if self._unary:
+                for earlier in [unary for unary in self._unary if unary < ticket]:
+                    tokens += self._remove(earlier)
+            if tokens >= _TELLING_TOKENS:
+                self._learn(tokens, max(now - self._busy_since, _LEAST_SECONDS))
+        self._busy_since = now
 
     def drop(self, ticket: int, now: float) -> None:
         """A request went away unanswered: cancelled, failed, or sent elsewhere."""
@@ -70,12 +100,15 @@ class PrefillQueue:
 
     def remaining(self, now: float) -> float:
         """Tokens still to prefill, less what the head of the queue must have got done by now."""
-        self._presume(now)
         if not self._tokens:
             return 0.0
         rate = self.rate
         if rate is None:
             return self.total
+        if self._unary:
+            self._presume(rate, now)
+            if not self._tokens:
+                return 0.0
         head = next(iter(self._tokens.values()))
         return max(self.total - min(rate * (now - self._busy_since), head), 0.0)
 
@@ -84,16 +117,20 @@ class PrefillQueue:
         rate = self.rate
         return self.remaining(now) / rate if rate else 0.0
 
-    def _presume(self, now: float) -> None:
+    def _presume(self, rate: float, now: float) -> None:
         """Take unary requests off the head once their prefill must be over: nothing else will tell."""
-        rate = self.rate
-        while self._unary and rate is not None:
+        while self._unary:
             ticket, tokens = next(iter(self._tokens.items()))
             needed = tokens / rate
             if ticket not in self._unary or now - self._busy_since < needed:
                 return
             self._remove(ticket)
             self._busy_since += needed
+
+    def _learn(self, tokens: float, seconds: float) -> None:
+        self._done_tokens = self._done_tokens * _MEMORY + tokens
+        self._done_seconds = self._done_seconds * _MEMORY + seconds
+        self._fleet.observe(tokens, seconds)
 
     def _remove(self, ticket: int) -> float:
         self._unary.discard(ticket)
