@@ -291,7 +291,7 @@ def _engine_hash(value: _Hash) -> EngineHash:
 
 
 def _engine_hashes(values: list[_Hash]) -> tuple[EngineHash, ...]:
-    return tuple([_engine_hash(value) for value in values])
+    return tuple(map(_engine_hash, values))
 
 
 def _token_ids(ids: list[int]) -> TokenIds:

@@ -27,106 +27,22 @@ from itertools import count, groupby, islice, repeat
 from operator import or_
 from typing import TYPE_CHECKING, Final
 
-from cache.block_hash import ChainKey, extend_chain, root_hash
+from cache.block_hash import extend_chain
 from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
-from policies.types import BlockHash, Tier
+from cache.worker_blocks import PrefixIndexStats, WorkerBlocks, follows_group, tier_of
+from policies.types import BlockHash, Tier, WorkerId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cache.kv_events import EngineHash, KvEvent
-    from policies.types import WorkerId
+    from cache.worker_blocks import EngineMap
 
-_TIERS: Final[dict[str, Tier]] = {
-    "GPU": Tier.DEVICE,
-    "DEVICE": Tier.DEVICE,
-    "CPU": Tier.HOST,
-    "CPU_PINNED": Tier.HOST,
-    "CPU_TIER1": Tier.HOST,
-    "HOST": Tier.HOST,
-    "DISK": Tier.DISK,
-    "SSD": Tier.DISK,
-    "STORAGE": Tier.DISK,
-    "CPU_TIER2": Tier.DISK,
-    "REDIS": Tier.REDIS,
-}
-_FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 _EVICT_FRACTION: Final = 64
 """A full index drops 1/64 of its bound at once: the head of a dict is only cheap to reach now and then."""
 _PREDICTED_FRACTION: Final = 4
 """At most a quarter of the bound is predictions: guesses never push out most of what is known."""
 _MAX_INTERNED: Final = 4096
-_MAX_ROOTS: Final = 4096
-
-
-class PrefixIndexStats:
-    """Counters of what events told and the index could not use. They only grow."""
-
-    __slots__ = (
-        "evicted",
-        "expired",
-        "foreign_block_size",
-        "ignored_group",
-        "not_plain",
-        "unknown_medium",
-        "unknown_parent",
-    )
-
-    def __init__(self) -> None:
-        self.unknown_parent = 0
-        """Blocks whose parent is not known."""
-        self.unknown_medium = 0
-        self.foreign_block_size = 0
-        """Blocks of another size than the worker's."""
-        self.ignored_group = 0
-        """Blocks of a cache group that does not count."""
-        self.not_plain = 0
-        """Blocks that depend on images or prompt embeddings."""
-        self.evicted = 0
-        """Entries dropped because the index was full."""
-        self.expired = 0
-        """Predicted entries that no event confirmed in time."""
-
-    def as_dict(self) -> dict[str, int]:
-        """Name of each counter and its value."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-_EngineMap = dict["EngineHash", BlockHash]
-
-
-class _Worker:
-    """What is known of one worker."""
-
-    __slots__ = (
-        "bit", "block_size", "configured_block_size", "engines", "extra_refs", "id", "ignored_groups",
-        "main_group", "model", "n_exact", "predicted", "roots", "slot",
-    )  # fmt: skip
-
-    def __init__(self, worker: WorkerId, slot: int, model: str, block_size: int | None) -> None:
-        self.id = worker
-        self.slot = slot
-        self.bit = 1 << slot
-        self.model = model
-        self.configured_block_size = block_size
-        self.reset()
-
-    def reset(self) -> None:
-        self.block_size = self.configured_block_size
-        self.engines: dict[tuple[int, Tier], _EngineMap] = {}
-        """Engine hash -> ours, per data-parallel rank and tier, oldest first."""
-        self.extra_refs: Counter[tuple[Tier, BlockHash]] = Counter()
-        """References beyond the first, where several engine hashes stand for one of ours. Rare."""
-        self.predicted: dict[BlockHash, float] = {}
-        """Device blocks that only a routing decision speaks for, and when they expire."""
-        self.n_exact = 0
-        self.main_group: int | None = None
-        self.ignored_groups: set[int] = set()
-        self.roots: dict[tuple[str, str], BlockHash] = {}
-
-    @property
-    def size(self) -> int:
-        return self.n_exact + len(self.predicted)
 
 
 class PrefixIndex:
@@ -144,12 +60,15 @@ class PrefixIndex:
         self.stats = PrefixIndexStats()
         self._tables: dict[Tier, dict[BlockHash, int]] = {tier: {} for tier in Tier}
         self._device = self._tables[Tier.DEVICE]
-        self._workers: dict[WorkerId, _Worker] = {}
-        self._slots: list[_Worker | None] = []
+        self._workers: dict[WorkerId, WorkerBlocks] = {}
+        self._slots: list[WorkerBlocks | None] = []
         self._masks: dict[int, int] = {}
+        """Equal masks are one object where that is cheap: less memory, and `match` compares by identity."""
+        self._names_of: dict[int, tuple[WorkerId, ...]] = {}
+        """Mask -> its workers, as often asked by `match`; void when a slot changes hands."""
         self._size = 0
         self._n_predicted = 0
-        self._expiries: list[tuple[float, int, _Worker, list[BlockHash]]] = []
+        self._expiries: list[tuple[float, int, WorkerBlocks, list[BlockHash]]] = []
         """A heap, one entry per `predict`: deadline, ticket against ties, worker, blocks."""
         self._n_queued = 0
         """Blocks in that heap; those prolonged or confirmed since are still in it."""
@@ -169,8 +88,9 @@ class PrefixIndex:
         else:
             slot = len(self._slots)
             self._slots.append(None)
-        added = _Worker(worker, slot, model, block_size)
+        added = WorkerBlocks(worker, slot, model, block_size)
         self._slots[slot] = self._workers[worker] = added
+        self._names_of.clear()
 
     def remove_worker(self, worker: WorkerId) -> None:
         """Forget a worker. Unknown names are fine."""
@@ -209,13 +129,13 @@ class PrefixIndex:
         elif isinstance(event, AllBlocksCleared):
             self.clear(worker, rank=rank)
 
-    def _store(self, state: _Worker, event: BlockStored, rank: int) -> None:
+    def _store(self, state: WorkerBlocks, event: BlockStored, rank: int) -> None:
         n_blocks = len(event.block_hashes)
-        tier = _tier(event.medium)
+        tier = tier_of(event.medium)
         if tier is None:
             self.stats.unknown_medium += n_blocks
             return
-        if not _follows_group(state, event):
+        if not follows_group(state, event):
             self.stats.ignored_group += n_blocks
             return
         if event.parent is None and state.block_size is None:
@@ -236,16 +156,9 @@ class PrefixIndex:
         self._make_room(len(ours))
         self._insert(state, (rank, tier), event.block_hashes, ours)
 
-    def _parent(self, state: _Worker, event: BlockStored, rank: int, tier: Tier) -> BlockHash | None:
+    def _parent(self, state: WorkerBlocks, event: BlockStored, rank: int, tier: Tier) -> BlockHash | None:
         if event.parent is None:
-            key = (event.adapter, event.salt or "")
-            root = state.roots.get(key)
-            if root is None:
-                if len(state.roots) >= _MAX_ROOTS:
-                    state.roots.clear()
-                chain = ChainKey(state.model, event.block_size, adapter=key[0], salt=key[1])
-                root = state.roots[key] = root_hash(chain)
-            return root
+            return state.root(event)
         for place in (tier, *Tier):
             engines = state.engines.get((rank, place))
             if engines is not None and (ours := engines.get(event.parent)) is not None:
@@ -254,7 +167,7 @@ class PrefixIndex:
 
     def _insert(
         self,
-        state: _Worker,
+        state: WorkerBlocks,
         key: tuple[int, Tier],
         engine_hashes: Sequence[EngineHash],
         ours: Sequence[BlockHash],
@@ -286,8 +199,8 @@ class PrefixIndex:
         state.n_exact += added
         self._size += added
 
-    def _remove(self, state: _Worker, event: BlockRemoved, rank: int) -> None:
-        tier = _tier(event.medium)
+    def _remove(self, state: WorkerBlocks, event: BlockRemoved, rank: int) -> None:
+        tier = tier_of(event.medium)
         if tier is None:
             self.stats.unknown_medium += len(event.block_hashes)
             return
@@ -334,7 +247,7 @@ class PrefixIndex:
         heappush(self._expiries, (deadline, next(self._ticket), state, fresh))
 
     def _unconfirmed(
-        self, state: _Worker, hashes: Sequence[BlockHash], start: int, deadline: float
+        self, state: WorkerBlocks, hashes: Sequence[BlockHash], start: int, deadline: float
     ) -> list[BlockHash]:
         """The blocks of `hashes[start:]`, each once, that a prediction until `deadline` changes anything
         for.
@@ -378,16 +291,14 @@ class PrefixIndex:
                 if mask is None:
                     break
                 if depth and (lost := alive & ~mask):
-                    for state in self._holders(lost):
-                        depths[state.id] = depth
+                    depths.update(dict.fromkeys(self._names(lost), depth))
                 alive &= mask
                 if not alive:
                     return depths
                 last = mask
             depth += 1
         if depth:
-            for state in self._holders(alive):
-                depths[state.id] = depth
+            depths.update(dict.fromkeys(self._names(alive), depth))
         return depths
 
     def match_tiers(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, dict[Tier, int]]:
@@ -426,7 +337,7 @@ class PrefixIndex:
 
     # --- inside ---
 
-    def _holders(self, mask: int) -> Iterator[_Worker]:
+    def _holders(self, mask: int) -> Iterator[WorkerBlocks]:
         while mask:
             low = mask & -mask
             state = self._slots[low.bit_length() - 1]
@@ -434,13 +345,21 @@ class PrefixIndex:
                 yield state
             mask ^= low
 
+    def _names(self, mask: int) -> tuple[WorkerId, ...]:
+        names = self._names_of.get(mask)
+        if names is None:
+            if len(self._names_of) >= _MAX_INTERNED:
+                self._names_of.clear()
+            names = self._names_of[mask] = tuple([state.id for state in self._holders(mask)])
+        return names
+
     def _intern(self, mask: int) -> int:
         masks = self._masks
         if len(masks) >= _MAX_INTERNED:
             masks.clear()
         return masks.setdefault(mask, mask)
 
-    def _forget(self, state: _Worker, tier: Tier, engines: _EngineMap, engine_hash: EngineHash) -> None:
+    def _forget(self, state: WorkerBlocks, tier: Tier, engines: EngineMap, engine_hash: EngineHash) -> None:
         block = engines.pop(engine_hash)
         state.n_exact -= 1
         self._size -= 1
@@ -451,13 +370,13 @@ class PrefixIndex:
         else:
             self._unset(state, tier, block)
 
-    def _drop_predicted(self, state: _Worker, block: BlockHash) -> None:
+    def _drop_predicted(self, state: WorkerBlocks, block: BlockHash) -> None:
         del state.predicted[block]
         self._size -= 1
         self._n_predicted -= 1
         self._unset(state, Tier.DEVICE, block)
 
-    def _unset(self, state: _Worker, tier: Tier, block: BlockHash) -> None:
+    def _unset(self, state: WorkerBlocks, tier: Tier, block: BlockHash) -> None:
         table = self._tables[tier]
         mask = table[block] ^ state.bit
         if mask:
@@ -475,7 +394,7 @@ class PrefixIndex:
             self._evict(state, max(excess, self.max_blocks // _EVICT_FRACTION))
             self.stats.evicted += before - self._size
 
-    def _evict(self, state: _Worker, n_blocks: int) -> None:
+    def _evict(self, state: WorkerBlocks, n_blocks: int) -> None:
         if not state.n_exact:
             for block in list(islice(state.predicted, n_blocks)):
                 self._drop_predicted(state, block)
@@ -524,30 +443,11 @@ class PrefixIndex:
         )
 
 
-def _tier(medium: str | None) -> Tier | None:
-    return Tier.DEVICE if medium is None else _TIERS.get(medium.upper())
-
-
-def _follows_group(state: _Worker, event: BlockStored) -> bool:
-    """Whether the event's cache group decides if a block counts as held: the first full-attention group seen
-    does.
-    """
-    full = event.group_kind in _FULL_ATTENTION
-    if event.group is None:
-        return full
-    if not full:
-        state.ignored_groups.add(event.group)
-        return False
-    if state.main_group is None:
-        state.main_group = event.group
-    return event.group == state.main_group
-
-
-def _size(state: _Worker) -> int:
+def _size(state: WorkerBlocks) -> int:
     return state.size
 
 
-def _length(item: tuple[tuple[int, Tier], _EngineMap]) -> int:
+def _length(item: tuple[tuple[int, Tier], EngineMap]) -> int:
     return len(item[1])
 
 

@@ -546,7 +546,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
         for worker, found in tiers.items():
             assert found.get(Tier.DEVICE, 0) >= device.get(worker, 0)
             assert sum(found.values()) <= sum(by_tier[worker].values())
-        if self.index.stats.evicted == 0:
+        if self.max_blocks > 1000:
             assert tiers == {worker: found for worker, found in by_tier.items() if found}
 
     def agree(self, found: dict[WorkerId, int], expected: dict[WorkerId, int]) -> None:
@@ -579,7 +579,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
     def consistent(self) -> None:
         self.index.check_integrity()
 
-    @precondition(lambda self: self.index.stats.evicted == 0 and self.max_blocks > 1000)
+    @precondition(lambda self: self.max_blocks > 1000)
     @invariant()
     def sizes(self) -> None:
         for worker, model in self.models.items():
@@ -605,7 +605,11 @@ class FullIndexAgainstModel(IndexAgainstModel):
 
 
 limits = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60,
+    stateful_step_count=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 TestIndexAgainstModel = IndexAgainstModel.TestCase
 TestIndexAgainstModel.settings = limits

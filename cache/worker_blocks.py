@@ -1,0 +1,134 @@
+"""What the prefix index knows of one worker, and the rules by which an event counts for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from cache.block_hash import ChainKey, root_hash
+from cache.kv_events import EngineHash
+from policies.types import BlockHash, Tier
+
+if TYPE_CHECKING:
+    from cache.kv_events import BlockStored
+    from policies.types import WorkerId
+
+_TIERS: Final[dict[str, Tier]] = {
+    "GPU": Tier.DEVICE,
+    "DEVICE": Tier.DEVICE,
+    "CPU": Tier.HOST,
+    "CPU_PINNED": Tier.HOST,
+    "CPU_TIER1": Tier.HOST,
+    "HOST": Tier.HOST,
+    "DISK": Tier.DISK,
+    "SSD": Tier.DISK,
+    "STORAGE": Tier.DISK,
+    "CPU_TIER2": Tier.DISK,
+    "REDIS": Tier.REDIS,
+}
+_FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
+_MAX_ROOTS: Final = 4096
+
+
+class PrefixIndexStats:
+    """Counters of what events told and the index could not use. They only grow."""
+
+    __slots__ = (
+        "evicted",
+        "expired",
+        "foreign_block_size",
+        "ignored_group",
+        "not_plain",
+        "unknown_medium",
+        "unknown_parent",
+    )
+
+    def __init__(self) -> None:
+        self.unknown_parent = 0
+        """Blocks whose parent is not known."""
+        self.unknown_medium = 0
+        self.foreign_block_size = 0
+        """Blocks of another size than the worker's."""
+        self.ignored_group = 0
+        """Blocks of a cache group that does not count."""
+        self.not_plain = 0
+        """Blocks that depend on images or prompt embeddings."""
+        self.evicted = 0
+        """Entries dropped because the index was full."""
+        self.expired = 0
+        """Predicted entries that no event confirmed in time."""
+
+    def as_dict(self) -> dict[str, int]:
+        """Name of each counter and its value."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+EngineMap = dict[EngineHash, BlockHash]
+"""Engine hash -> ours, oldest first."""
+
+
+class WorkerBlocks:
+    """What is known of one worker."""
+
+    __slots__ = (
+        "bit", "block_size", "configured_block_size", "engines", "extra_refs", "id", "ignored_groups",
+        "main_group", "model", "n_exact", "predicted", "roots", "slot",
+    )  # fmt: skip
+
+    def __init__(self, worker: WorkerId, slot: int, model: str, block_size: int | None) -> None:
+        self.id = worker
+        self.slot = slot
+        self.bit = 1 << slot
+        self.model = model
+        self.configured_block_size = block_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Know nothing; the caller has taken its blocks out of the index."""
+        self.block_size = self.configured_block_size
+        self.engines: dict[tuple[int, Tier], EngineMap] = {}
+        """Engine hash -> ours, per data-parallel rank and tier, oldest first."""
+        self.extra_refs: Counter[tuple[Tier, BlockHash]] = Counter()
+        """References beyond the first, where several engine hashes stand for one of ours. Rare."""
+        self.predicted: dict[BlockHash, float] = {}
+        """Device blocks that only a routing decision speaks for, and when they expire."""
+        self.n_exact = 0
+        self.main_group: int | None = None
+        self.ignored_groups: set[int] = set()
+        self.roots: dict[tuple[str, str], BlockHash] = {}
+
+    @property
+    def size(self) -> int:
+        """Entries: what `max_blocks` bounds."""
+        return self.n_exact + len(self.predicted)
+
+    def root(self, event: BlockStored) -> BlockHash:
+        """Our parent of a prompt's first block."""
+        key = (event.adapter, event.salt or "")
+        root = self.roots.get(key)
+        if root is None:
+            if len(self.roots) >= _MAX_ROOTS:
+                self.roots.clear()
+            chain = ChainKey(self.model, event.block_size, adapter=key[0], salt=key[1])
+            root = self.roots[key] = root_hash(chain)
+        return root
+
+
+def tier_of(medium: str | None) -> Tier | None:
+    """The tier a medium belongs to: absent is the device, an unknown one is None."""
+    return Tier.DEVICE if medium is None else _TIERS.get(medium.upper())
+
+
+def follows_group(state: WorkerBlocks, event: BlockStored) -> bool:
+    """Whether the event's cache group decides if a block counts as held: the first full-attention group seen
+    does.
+    """
+    full = event.group_kind in _FULL_ATTENTION
+    if event.group is None:
+        return full
+    if not full:
+        state.ignored_groups.add(event.group)
+        return False
+    if state.main_group is None:
+        state.main_group = event.group
+    return event.group == state.main_group
