@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import tracemalloc
 from typing import TYPE_CHECKING
 
@@ -179,7 +180,7 @@ def test_bytes_stay_bounded_and_are_the_true_size(embedded: Tokenizer) -> None:
         if number % 1_000 == 999:
             seen.append(cache.bytes)
     assert max(seen) <= 500_000
-    assert min(seen) > 250_000
+    assert min(seen[5:]) > 250_000
     entries = cache._entries  # noqa: SLF001
     assert cache.bytes == sum(_allocated(key, entry) for key, entry in entries.items()) + entries.__sizeof__() + 16
 
@@ -225,13 +226,11 @@ def test_added_tokens_with_rules_are_no_places_to_cut() -> None:
         token("<a>"), token("<l>", lstrip=True), token("<r>", rstrip=True), token("<w>", single_word=True),
         token("<n>", normalized=True), token(" s"), token("<x>"), token("<x>y", lstrip=True), token("b<b"), token("<b>"),
     ]
-    assert cut_tokens(added) == ["<a>", "b<b"]
+    assert cut_tokens(added) == ["<a>"]
 
 
 @given(st.lists(st.text(alphabet="ab|<", min_size=1, max_size=5), min_size=1, max_size=6), st.text(alphabet="ab|<", max_size=30))
 def test_trie_pattern_finds_the_leftmost_longest(words: list[str], text: str) -> None:
-    import re
-
     found = re.search(trie_pattern(words), text)
     places = [(i, -len(w)) for w in words for i in range(len(text)) if text.startswith(w, i)]
     assert (found and (found.start(), found.start() - found.end())) == (min(places) if places else None)
