@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,8 @@ class TokenizerFiles:
     """What a tokenizer directory says."""
 
     tokenizer: tokenizers.Tokenizer
-    """tokenizer.json with the tokens and the BOS and EOS rule of the configuration applied; no truncation, no padding."""
+    """tokenizer.json with the tokens of the configuration added; no truncation, no padding. Its post-processor alone
+    says which BOS and EOS are added: `add_bos_token` beside it does nothing, as in transformers 5."""
     special_tokens: Mapping[str, str]
     """`bos_token` and so on: the variables which a chat template finds."""
     templates: Mapping[str, str]
@@ -64,7 +65,6 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
         config = {**config, **_read_json(directory / SPECIAL_TOKENS_FILE)}
     special_tokens = _named_tokens(config)
     _add_tokens(tokenizer, config, special_tokens)
-    _apply_bos_eos(tokenizer, config, special_tokens)
     return TokenizerFiles(tokenizer, special_tokens, _read_templates(directory, config))
 
 
@@ -114,20 +114,6 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, object], n
         if token.content not in known:
             known.add(token.content)
             tokenizer.add_tokens([token])
-
-
-def _apply_bos_eos(tokenizer: tokenizers.Tokenizer, config: Mapping[str, object], named: Mapping[str, str]) -> None:
-    """`add_bos_token` and `add_eos_token`, where the configuration has them, replace the post-processor."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
-    tokens = [token for token in (bos, eos) if token is not None]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])],
-        pair=["$A:0", "$B:1"],
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in tokens],
-    )
 
 
 def _read_templates(directory: Path, config: Mapping[str, object]) -> dict[str, str]:

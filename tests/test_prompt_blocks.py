@@ -1,0 +1,236 @@
+"""The cache of tokenized prefixes: the hashes of the whole text whatever was seen before, within its bytes."""
+
+from __future__ import annotations
+
+import random
+import re
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+
+from cache.block_hash import ChainKey
+from cache.prompt_blocks import PromptBlockCache, PromptScan, _allocated
+from cache.text_pieces import PieceCutter, cut_tokens, trie_pattern
+from cache.token_backends import probe_texts
+from tests.tokens_fixtures import bert, deepseek, deepseek_directory, dialogues, embedded, metaspace, real_text
+
+if TYPE_CHECKING:
+    from cache.tokenizer import Tokenizer
+
+__all__ = ["bert", "deepseek", "deepseek_directory", "embedded", "metaspace"]
+
+KEY = ChainKey("model")
+ALL = ["embedded", "deepseek", "metaspace", "bert"]
+
+
+def complete(
+    cache: PromptBlockCache, text: str, key: ChainKey = KEY, *, special: bool = False, max_chars: int | None = None
+) -> PromptScan:
+    scan = cache.start(key, text, add_special_tokens=special)
+    while not scan.complete:
+        further = cache.finish(scan, cache.encode(scan, max_chars=max_chars))
+        assert further.tail_chars < scan.tail_chars or further.complete
+        scan = further
+    assert scan.tail_chars == 0
+    return scan
+
+
+def check(cache: PromptBlockCache, tokenizer: Tokenizer, scan: PromptScan) -> None:
+    """What the scan knows is what the whole text gives from scratch."""
+    ids = tokenizer.encode(scan.text, add_special_tokens=scan.add_special_tokens)
+    expected = cache.hash_ids(scan.key, ids)
+    assert list(scan.known.hashes) == expected.hashes
+    assert scan.known.n_tokens == expected.n_tokens
+
+
+def material(tokenizer: Tokenizer) -> list[str]:
+    tokens = [token.content for token in tokenizer.added_tokens][:4]
+    words = real_text()
+    prose = [words[start : start + 700] for start in range(0, 9_000, 700)]
+    return [*probe_texts(tokens), *prose, *tokens, "<", " ", "  ", "\n", "x", "é", "中文，字。", *[t[:-1] for t in tokens]]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_any_history_gives_the_hashes_of_the_whole_text(request: pytest.FixtureRequest, name: str) -> None:
+    tokenizer = request.getfixturevalue(name)
+    parts = material(tokenizer)
+    for seed in range(6):
+        rng = random.Random(seed)  # noqa: S311
+        cache = PromptBlockCache(tokenizer, max_bytes=rng.choice([20_000, 1 << 20]), piece_chars=rng.choice([64, 300, 2048]))
+        texts = [""]
+        for _ in range(25):
+            base = rng.choice(texts)
+            text = base[: rng.randint(0, len(base))] if rng.random() < 0.5 else base
+            text = (text + "".join(rng.choices(parts, k=rng.randint(0, 4))))[:12_000]
+            texts.append(text)
+            special = rng.random() < 0.5
+            check(cache, tokenizer, complete(cache, text, special=special, max_chars=rng.choice([None, 1, 500])))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(st.data())
+@pytest.mark.parametrize("name", ["embedded", "deepseek"])
+def test_pieces_give_the_tokens_of_the_whole(request: pytest.FixtureRequest, name: str, data: st.DataObject) -> None:
+    """Hypothesis looks for a text where a cut is not safe."""
+    tokenizer = request.getfixturevalue(name)
+    cutter = CUTTERS.setdefault(name, PieceCutter(tokenizer, piece_chars=8))
+    tokens = [token.content for token in tokenizer.added_tokens][:3]
+    alphabet = st.one_of(
+        st.sampled_from([" ", " ", "a", "B", "'s", "\n", "\t", "1", ".", "<", "|", "é", "\u0301", "中", "，", "。", *tokens]),
+        st.characters(exclude_categories=["Cs"]),
+    )
+    text = "".join(data.draw(st.lists(alphabet, max_size=400)))
+    bounds = [0, *cutter.cuts(text)]
+    pieces = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    assert b"".join(tokenizer.encode_many(pieces)) == tokenizer.encode(text, add_special_tokens=False)
+
+
+CUTTERS: dict[str, PieceCutter] = {}
+
+
+def test_which_cuts_are_used(embedded: Tokenizer, deepseek: Tokenizer, metaspace: Tokenizer, bert: Tokenizer) -> None:
+    cutters = [PieceCutter(tokenizer) for tokenizer in (embedded, deepseek, metaspace, bert)]
+    # Without a pre-tokenizer tokens reach over spaces, so there are no places between words.
+    assert [cutter.word_cuts for cutter in cutters] == [2, 2, 0, 2]
+    assert [cutter.token_cuts > 0 for cutter in cutters] == [True, True, True, True]
+    assert [(len(cutter.prefix), len(cutter.suffix)) for cutter in cutters] == [(0, 0), (0, 0), (4, 0), (4, 4)]
+
+
+def test_seen_text_is_known_at_once(embedded: Tokenizer) -> None:
+    cache = PromptBlockCache(embedded, max_bytes=1 << 20)
+    text = real_text()[:9_000]
+    first = cache.start(KEY, text, add_special_tokens=False)
+    assert (first.known.n_tokens, first.complete, first.tail_chars) == (0, False, len(text))
+    done = complete(cache, text)
+    again = cache.start(KEY, text, add_special_tokens=False)
+    assert (again.complete, again.tail_chars, again.known) == (True, 0, done.known)
+    assert (cache.hits, cache.misses) == (1, 2)
+
+
+def test_a_longer_prompt_tokenizes_its_tail_only(embedded: Tokenizer) -> None:
+    cache = PromptBlockCache(embedded, max_bytes=1 << 20)
+    body = dialogues()[0]
+    for turns in range(2, len(body["messages"])):
+        scan = cache.start(KEY, embedded.render_chat({**body, "messages": body["messages"][:turns]}), add_special_tokens=False)
+        if turns > 2:
+            assert scan.tail_chars <= 2048 + 512 + len(str(body["messages"][turns - 1])) + 200
+            assert scan.known.n_tokens > 1_000
+        check(cache, embedded, cache.finish(scan, cache.encode(scan)))
+
+
+def test_the_tail_can_be_tokenized_in_steps(embedded: Tokenizer) -> None:
+    cache = PromptBlockCache(embedded, max_bytes=1 << 20)
+    scan = cache.start(KEY, real_text()[:40_000], add_special_tokens=False)
+    step = cache.encode(scan, max_chars=5_000)
+    part = cache.finish(scan, step)
+    assert not part.complete
+    assert 35_000 <= part.tail_chars < 40_000
+    assert len(part.known.hashes) == part.known.n_tokens // 16
+    check(cache, embedded, cache.finish(part, cache.encode(part)))
+
+
+@pytest.mark.parametrize("other", [
+    ChainKey("model", salt="s"), ChainKey("other"), ChainKey("model", adapter="a"), ChainKey("model", 32),
+    ChainKey("model", image_digests=(b"i",)),
+])
+def test_nothing_is_shared_between_keys(embedded: Tokenizer, other: ChainKey) -> None:
+    cache = PromptBlockCache(embedded, max_bytes=1 << 20)
+    text = real_text()[:9_000]
+    mine = complete(cache, text)
+    theirs = cache.start(other, text, add_special_tokens=False)
+    assert (theirs.known.n_tokens, theirs.tail_chars) == (0, len(text))
+    assert not set(complete(cache, text, other).known.hashes) & set(mine.known.hashes)
+
+
+def test_special_tokens_make_another_prompt(bert: Tokenizer) -> None:
+    cache = PromptBlockCache(bert, max_bytes=1 << 20)
+    for special in (True, False, True):
+        check(cache, bert, complete(cache, "hello there", special=special))
+
+
+def test_empty_text(embedded: Tokenizer, bert: Tokenizer) -> None:
+    for tokenizer, n_tokens in ((embedded, 0), (bert, 2)):
+        cache = PromptBlockCache(tokenizer, max_bytes=1 << 20)
+        assert complete(cache, "", special=True).known.n_tokens == n_tokens
+        assert cache.start(KEY, "", add_special_tokens=True).complete
+
+
+def test_token_ids_are_hashed_as_they_are(embedded: Tokenizer) -> None:
+    cache = PromptBlockCache(embedded, max_bytes=1 << 20)
+    text = real_text()[:3_000]
+    ids = embedded.encode(text, add_special_tokens=False)
+    assert cache.hash_ids(KEY, ids).hashes == list(complete(cache, text).known.hashes)
+
+
+def test_a_lone_surrogate_is_a_value_error(embedded: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="surrogate"):
+        PromptBlockCache(embedded, max_bytes=1 << 20).start(KEY, "a\ud800", add_special_tokens=False)
+
+
+def test_bytes_stay_bounded_and_are_the_true_size(embedded: Tokenizer) -> None:
+    """Fifty thousand prompts never seen before go through a cache with room for about two thousand."""
+    cache = PromptBlockCache(embedded, max_bytes=500_000)
+    seen = []
+    for number in range(50_000):
+        complete(cache, f"prompt {number}")
+        if number % 1_000 == 999:
+            seen.append(cache.bytes)
+    assert max(seen) <= 500_000
+    assert min(seen[5:]) > 250_000
+    entries = cache._entries  # noqa: SLF001
+    assert cache.bytes == sum(_allocated(key, entry) for key, entry in entries.items()) + entries.__sizeof__() + 16
+
+
+def test_gauge_is_what_the_allocator_gives(embedded: Tokenizer) -> None:
+    cache = PromptBlockCache(embedded, max_bytes=1 << 24)
+    complete(cache, "warm up")
+    tracemalloc.start()
+    try:
+        before, gauge = tracemalloc.get_traced_memory()[0], cache.bytes
+        for number in range(4_000):
+            complete(cache, f"prompt {number}")
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    # tracemalloc counts what is asked for; the gauge rounds up as the allocator does.
+    assert 0.8 < grown / (cache.bytes - gauge) < 1.05
+
+
+def test_what_is_used_stays(embedded: Tokenizer) -> None:
+    cache = PromptBlockCache(embedded, max_bytes=60_000)
+    kept = real_text()[:6_000]
+    complete(cache, kept)
+    for number in range(3_000):
+        complete(cache, f"prompt {number}")
+        assert cache.start(KEY, kept, add_special_tokens=False).complete
+    # An extension walks over the pieces; they were not touched by the whole prompt's hits, and are gone.
+    check(cache, embedded, complete(cache, kept + " and more"))
+
+
+def test_one_entry_over_the_bound_is_not_kept(embedded: Tokenizer) -> None:
+    cache = PromptBlockCache(embedded, max_bytes=2_000)
+    check(cache, embedded, complete(cache, real_text()[:30_000]))
+    assert cache.bytes <= 2_000
+
+
+def token(content: str, **flags: bool) -> AddedToken:
+    return AddedToken(content, **{"normalized": False, **flags})
+
+
+def test_added_tokens_with_rules_are_no_places_to_cut() -> None:
+    added = [
+        token("<a>"), token("<l>", lstrip=True), token("<r>", rstrip=True), token("<w>", single_word=True),
+        token("<n>", normalized=True), token(" s"), token("<x>"), token("<x>y", lstrip=True), token("b<b"), token("<b>"),
+    ]
+    assert cut_tokens(added) == ["<a>"]
+
+
+@given(st.lists(st.text(alphabet="ab|<", min_size=1, max_size=5), min_size=1, max_size=6), st.text(alphabet="ab|<", max_size=30))
+def test_trie_pattern_finds_the_leftmost_longest(words: list[str], text: str) -> None:
+    found = re.search(trie_pattern(words), text)
+    places = [(i, -len(w)) for w in words for i in range(len(text)) if text.startswith(w, i)]
+    assert (found and (found.start(), found.start() - found.end())) == (min(places) if places else None)
