@@ -155,10 +155,9 @@ class PromptBlockCache:
     def _walk(self, data: _Utf8, text: str, position: _Position) -> tuple[array[int], int, _Position]:
         """Follow the known pieces from the start of the text: their hashes, tokens and end."""
         entries, next_cut, length = self._entries, self._cutter.next_cut, len(text)
-        offset, key, tip, remainder = position
-        hashes = array("Q")
-        n_tokens = len(remainder) // TOKEN_BYTES
-        walked = []
+        offset, key = position.offset, position.key
+        last = None
+        walked, chunks = [], []
         # In ASCII text, characters and bytes have the same places.
         ascii_only = len(data) == length
         while (cut := next_cut(text, offset)) < length:
@@ -167,13 +166,17 @@ class PromptBlockCache:
             entry = entries.get(piece_key)
             if entry is None:
                 break
-            offset, key = cut, piece_key
-            more, n_tokens, tip, remainder = _unpack(entry)
-            hashes += more
+            offset, key, last = cut, piece_key, entry
             walked.append(piece_key)
+            chunks.append(_packed_hashes(entry))
+        if last is None:
+            return array("Q"), len(position.remainder) // TOKEN_BYTES, position
         # The first piece last: a piece whose forerunner is dropped first could no longer be reached.
         for piece_key in reversed(walked):
             entries.move_to_end(piece_key)
+        _, n_tokens, tip, remainder = _unpack(last)
+        hashes = array("Q")
+        hashes.frombytes(b"".join(chunks))
         return hashes, n_tokens, _Position(offset, key, tip, remainder)
 
     def encode(self, scan: PromptScan, *, max_chars: int | None = None) -> EncodedTail:
@@ -259,12 +262,16 @@ def _pack(hashes: array[int], n_tokens: int, tip: BlockHash, remainder: TokenIds
     return _Entry(b"".join((_HEADER.pack(tip, n_tokens, len(hashes)), hashes.tobytes(), remainder)))
 
 
+def _packed_hashes(entry: _Entry) -> bytes:
+    return entry[_HEADER.size : _HEADER.size + 8 * _HEADER.unpack_from(entry)[2]]
+
+
 def _unpack(entry: _Entry) -> tuple[array[int], int, BlockHash, TokenIds]:
-    tip, n_tokens, count = _HEADER.unpack_from(entry)
-    end = _HEADER.size + 8 * count
+    tip, n_tokens, _ = _HEADER.unpack_from(entry)
+    packed = _packed_hashes(entry)
     hashes = array("Q")
-    hashes.frombytes(entry[_HEADER.size : end])
-    return hashes, n_tokens, BlockHash(tip), TokenIds(entry[end:])
+    hashes.frombytes(packed)
+    return hashes, n_tokens, BlockHash(tip), TokenIds(entry[_HEADER.size + len(packed) :])
 
 
 def _blocks(hashes: array[int], n_tokens: int) -> PromptBlocks:
