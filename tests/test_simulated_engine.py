@@ -27,7 +27,9 @@ def token_ids(*ids: int) -> TokenIds:
     return TokenIds(array("I", ids).tobytes())
 
 
-def ask(request_id: str, ids: range, max_tokens: int = 1, *, salt: str = "", per_token: bool = False) -> SimRequest:
+def ask(
+    request_id: str, ids: range, max_tokens: int = 1, *, salt: str = "", per_token: bool = False
+) -> SimRequest:
     request = request_from_ids(request_id, token_ids(*ids), max_tokens, block_size=4, salt=salt)
     return SimRequest(
         request.id,
@@ -75,7 +77,10 @@ def test_one_request_takes_the_model_s_time_token_by_token() -> None:
     for step in (three, three, four, four):  # 10 + 2 tokens fill three blocks, the fourth comes after that
         expected.append(expected[-1] + step)
     assert times_of(outputs, "a") == pytest.approx(expected)
-    assert [(out.n_tokens, out.first, out.finished) for out in outputs] == [(1, True, False), (4, False, True)]
+    assert [(out.n_tokens, out.first, out.finished) for out in outputs] == [
+        (1, True, False),
+        (4, False, True),
+    ]
 
 
 def test_speed_divides_every_duration() -> None:

@@ -148,7 +148,12 @@ async def test_forced_tools_are_called_with_arguments_of_their_schema(
     assert call.type == "function"
     assert call.function.name == "weather"
     arguments = json.loads(call.function.arguments)
-    assert {key: type(value) for key, value in arguments.items()} == {"city": str, "days": int, "unit": str, "hours": list}
+    assert {key: type(value) for key, value in arguments.items()} == {
+        "city": str,
+        "days": int,
+        "unit": str,
+        "hours": list,
+    }
     names, deltas = [], []
     async for chunk in await client.chat.completions.create(**asked, stream=True):
         for delta in chunk.choices[0].delta.tool_calls or []:
@@ -181,7 +186,9 @@ async def test_completions_of_texts_and_ids(client: openai.AsyncOpenAI, http: ai
     assert "".join([chunk.choices[0].text async for chunk in stream]) == ids.choices[0].text
 
 
-async def test_tokenize_counts_what_chat_counts(client: openai.AsyncOpenAI, http: aiohttp.ClientSession) -> None:
+async def test_tokenize_counts_what_chat_counts(
+    client: openai.AsyncOpenAI, http: aiohttp.ClientSession
+) -> None:
     answer = await client.chat.completions.create(**chat())
     async with http.post("/tokenize", json=chat()) as response:
         counted = await response.json()
@@ -192,7 +199,9 @@ async def test_tokenize_counts_what_chat_counts(client: openai.AsyncOpenAI, http
 
 async def test_embeddings_as_floats_and_base64(client: openai.AsyncOpenAI) -> None:
     plain = await client.embeddings.create(model="simulated", input=["a", "b", "a"], encoding_format="float")
-    packed = await client.embeddings.create(model="simulated", input="a", encoding_format="base64", dimensions=64)
+    packed = await client.embeddings.create(
+        model="simulated", input="a", encoding_format="base64", dimensions=64
+    )
     vectors = [item.embedding for item in plain.data]
     assert vectors[0] == vectors[2] != vectors[1]
     assert sum(value * value for value in vectors[0]) == pytest.approx(1.0)
@@ -261,7 +270,9 @@ async def test_metrics_have_vllm_s_names(client: openai.AsyncOpenAI, http: aioht
     assert float(values["vllm:prefix_cache_hits_total"]) == answer.usage.prompt_tokens_details.cached_tokens
     assert float(values["vllm:generation_tokens_total"]) == 10
     assert float(values["vllm:time_to_first_token_seconds_count"]) == 2
-    assert {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"} <= set(values)
+    assert {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"} <= set(
+        values
+    )
     assert 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1024"' in page
 
 
@@ -301,7 +312,9 @@ async def fault_outcome(http: aiohttp.ClientSession, fault: str, *, stream: bool
     try:
         async with asyncio.timeout(0.4):
             async with http.post(
-                "/v1/chat/completions", json=chat(stream=stream, max_tokens=4), headers={"x-simulate-fault": fault}
+                "/v1/chat/completions",
+                json=chat(stream=stream, max_tokens=4),
+                headers={"x-simulate-fault": fault},
             ) as response:
                 async for data in response.content.iter_any():
                     seen += data
@@ -345,7 +358,9 @@ async def test_faults_happen_as_named(
             await asyncio.sleep(0.005)
 
 
-async def test_faults_can_be_armed_and_are_off_by_default(http: aiohttp.ClientSession, text: ModelText) -> None:
+async def test_faults_can_be_armed_and_are_off_by_default(
+    http: aiohttp.ClientSession, text: ModelText
+) -> None:
     async with http.post("/simulate/fault", json={"fault": "status=500", "times": 2}) as response:
         assert await response.json() == {"armed": 2}
     statuses = []

@@ -54,7 +54,9 @@ class EngineConfig:
                 message = f"{name} must be above 0"
                 raise ValueError(message)
         if self.max_batched_tokens < self.max_num_seqs:
-            message = "max_batched_tokens must be at least max_num_seqs: each running sequence decodes in a step"
+            message = (
+                "max_batched_tokens must be at least max_num_seqs: each running sequence decodes in a step"
+            )
             raise ValueError(message)
 
     @property
@@ -91,7 +93,13 @@ class _Run:
     __slots__ = ("decoding", "done", "prefilling", "start", "step_s", "steps")
 
     def __init__(
-        self, start: float, step_s: float, steps: int, *, decoding: bool, prefilling: list[tuple[Sequence, int]]
+        self,
+        start: float,
+        step_s: float,
+        steps: int,
+        *,
+        decoding: bool,
+        prefilling: list[tuple[Sequence, int]],
     ) -> None:
         self.start = start
         self.step_s = step_s
@@ -328,7 +336,9 @@ class SimulatedEngine:
         self._waiting.appendleft(sequence)
         self._preemptions += 1
 
-    def _continue_prefill(self, sequence: Sequence, budget: int, prefilling: list[tuple[Sequence, int]]) -> int:
+    def _continue_prefill(
+        self, sequence: Sequence, budget: int, prefilling: list[tuple[Sequence, int]]
+    ) -> int:
         """Compute up to `budget` more tokens of a partly computed prompt; how many."""
         count = min(sequence.total - sequence.computed, budget)
         needed = self._blocks_for(sequence.computed + count) - len(sequence.blocks)

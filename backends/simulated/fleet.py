@@ -101,7 +101,9 @@ class SimulatedWorker:
 class SimulatedFleet:
     """`async with SimulatedFleet(2, FleetConfig(...)) as fleet: fleet.workers[0].url`."""
 
-    def __init__(self, n: int = 1, config: FleetConfig | None = None, *, text: ModelText | None = None) -> None:
+    def __init__(
+        self, n: int = 1, config: FleetConfig | None = None, *, text: ModelText | None = None
+    ) -> None:
         """`text` saves loading the tokenizer where a caller has it. Raises TokenizerError or ValueError."""
         self.config = config or FleetConfig()
         self.text = text or ModelText.load(self.config.model, self.config.tokenizer)
@@ -119,7 +121,9 @@ class SimulatedFleet:
         self.workers = workers
         try:
             for index in range(self._n):
-                workers.append(SimulatedWorker(f"{self.config.name_prefix}{index}", self.text, self.config, index))
+                workers.append(
+                    SimulatedWorker(f"{self.config.name_prefix}{index}", self.text, self.config, index)
+                )
                 await workers[-1].listen()
         except BaseException:
             await self.close()

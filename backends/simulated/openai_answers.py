@@ -105,7 +105,12 @@ class ChoiceFormat:
         self._next = suffix + self._prefix
         self._last = template(choice.finish_reason, choice.stop_reason)[1]
         self.opening = b"".join(
-            _event({**head, "choices": [{"index": choice.index, **delta, "logprobs": None, "finish_reason": None}]})
+            _event(
+                {
+                    **head,
+                    "choices": [{"index": choice.index, **delta, "logprobs": None, "finish_reason": None}],
+                }
+            )
             for delta in _opening_deltas(choice, chat=chat)
         )
 

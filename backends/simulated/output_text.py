@@ -53,7 +53,9 @@ class AnswerText:
         if len(inner) < 2:  # noqa: PLR2004
             message = "fewer than two of the words are single tokens of this tokenizer"
             raise ValueError(message)
-        capitals = [(text, token) for word in words if (token := single(text := f" {word.title()}")) is not None]
+        capitals = [
+            (text, token) for word in words if (token := single(text := f" {word.title()}")) is not None
+        ]
         openers = [(text, token) for word in words if (token := single(text := word.title())) is not None]
         stop = single(".")
         self._openers = openers or capitals or inner

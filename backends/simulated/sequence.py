@@ -41,9 +41,7 @@ def request_from_ids(
     root = chain_root(model, salt=salt)
     hashes = extend(root, ids, block_size)
     n_tokens = len(ids) // _TOKEN_BYTES
-    return SimRequest(
-        request_id, hashes, n_tokens, max_tokens, token_ids=ids, root=root, salt=salt or None
-    )
+    return SimRequest(request_id, hashes, n_tokens, max_tokens, token_ids=ids, root=root, salt=salt or None)
 
 
 class TokenOut(NamedTuple):

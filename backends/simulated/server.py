@@ -82,7 +82,9 @@ class SimulatedServer:
         except ApiError as error:
             response = web.Response(status=error.status, body=error.body(), content_type="application/json")
         except web.HTTPException as error:
-            body = ApiError(error.status, error.reason, kind="NotFoundError" if error.status == 404 else "BadRequestError")  # noqa: E501, PLR2004
+            body = ApiError(
+                error.status, error.reason, kind="NotFoundError" if error.status == 404 else "BadRequestError"
+            )  # noqa: E501, PLR2004
             response = web.Response(status=error.status, body=body.body(), content_type="application/json")
         if not response.prepared:
             response.headers["x-worker-id"] = self._name

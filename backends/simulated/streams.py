@@ -74,7 +74,13 @@ class StreamedGeneration(Generation):
     """Writes to the transport itself: one write for all tokens of a wake-up, no await and no task per token."""
 
     def __init__(
-        self, driver: EngineDriver, answers: Answers, ttft: Histogram, *, transport: asyncio.Transport, chunked: bool
+        self,
+        driver: EngineDriver,
+        answers: Answers,
+        ttft: Histogram,
+        *,
+        transport: asyncio.Transport,
+        chunked: bool,
     ) -> None:
         super().__init__(driver, answers, ttft)
         self._transport = transport
