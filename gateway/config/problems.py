@@ -91,9 +91,9 @@ def problems_of(errors: Iterable[ErrorDetails], model: type[BaseModel], origins:
 
 
 def _follows_from_another(error: ErrorDetails) -> bool:
-    """A default that could not be made from a bad field; a list that is too short once its bad items are out."""
+    """A default that could not be made from a bad field; a list too short once its bad items are out."""
     if error["type"] == "too_short":
-        return len(error["input"]) >= error["ctx"]["min_length"]
+        return len(error["input"]) >= int(error["ctx"]["min_length"])
     return error["type"] == "default_factory_not_called"
 
 
@@ -143,7 +143,7 @@ def _expected(error: ErrorDetails) -> str:
         return _EXPECTED[kind]
     if kind in _BOUNDS:
         key, text = _BOUNDS[kind]
-        return text.format(error["ctx"][key])
+        return text.format(f"{error['ctx'][key]:g}")
     if kind == "literal_error":
         return "one of " + str(error["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
     return error["msg"]

@@ -62,7 +62,7 @@ class Limits(Strict):
     idle_timeout: Duration = Field(default=75.0, gt=0)
     """How long a kept-alive connection may wait for its next request before it is closed."""
     max_connections: int = Field(default=10_000, ge=1)
-    """Client connections open at once; further ones are closed at once."""
+    """Client connections open together; further ones are closed."""
     buffer_bytes: Size = Field(default=256 << 10, ge=4096)
     """Response bytes held per connection for a client that reads slowly; then the worker is paused."""
     pipelined_bytes: Size = Field(default=64 << 10, ge=0)

@@ -49,8 +49,9 @@ def read_yaml(text: str, environment: Mapping[str, str]) -> YamlSource:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         source.problems.append(Problem("", f"not valid YAML: {error.problem or error.context}", line))
         return source
-    except yaml.YAMLError as error:
-        source.problems.append(Problem("", f"not valid YAML: {error}"))
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        source.problems.append(Problem("", f"not valid YAML: the character {chr(error.character)!r}", line))
         return source
     if root is not None:
         source.value = _Reader(source, environment).read(root, ())

@@ -1,0 +1,47 @@
+# Each target makes its own environment in .venv: on a fresh machine the first one takes a minute.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+PORT ?= 8000
+VENV := .venv
+STAMP := $(VENV)/.installed
+BIN := $(VENV)/bin
+
+.PHONY: help run test check bench redis
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+run: $(STAMP) ## Gateway and two simulated workers, with a request to paste (PORT=8000)
+	$(BIN)/prefixgate demo --port $(PORT)
+
+test: $(STAMP) redis ## Run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## Lint, formatting, types and the four floors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## Run the benchmarks
+	$(BIN)/python -m tests.bench $(ARGS)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "prefixgate needs Python 3.11 or later; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Some tests talk to a real Redis.
+redis:
+	@command -v redis-server >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing redis-server, which the tests need"; \
+		{ apt-get install -y -qq redis-server || { apt-get update -qq && apt-get install -y -qq redis-server; }; } >/dev/null; \
+	else \
+		echo "the tests need redis-server: install it, for example with: sudo apt-get install redis-server" >&2; exit 1; \
+	fi

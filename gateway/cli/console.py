@@ -1,0 +1,31 @@
+"""What the commands print when something is wrong, and with which exit code they end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from gateway.config import ConfigError
+
+
+def fail(message: str) -> NoReturn:
+    """Print `message` to standard error and end with exit code 1."""
+    Console(stderr=True).print(Text.assemble(("prefixgate: ", "bold red"), message), soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def fail_config(error: ConfigError, *, exit_code: int = 1) -> NoReturn:
+    """Print every problem of a configuration to standard error and end with `exit_code`."""
+    console = Console(stderr=True)
+    count = len(error.problems)
+    heading = f"{count} {'problem' if count == 1 else 'problems'}"
+    console.print(Text.assemble((error.source, "bold"), ": ", (heading, "bold red")), soft_wrap=True)
+    for problem in error.problems:
+        where = f"line {problem.line}: " if problem.line else ""
+        path = f"{problem.path}: " if problem.path else ""
+        console.print(Text.assemble("  ", (where, "dim"), (path, "bold cyan"), problem.text), soft_wrap=True)
+    raise typer.Exit(exit_code)

@@ -1,0 +1,106 @@
+"""`prefixgate serve`: start the gateway from a file, or from a few flags."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from gateway.cli.console import fail, fail_config
+from gateway.config import Config, ConfigError, config_from_flags, load_config
+
+_ADDRESS_ERRORS: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES})
+
+
+def serve(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="YAML configuration; takes the place of all flags below."
+        ),
+    ] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option("--worker", "-w", metavar="URL", help="An engine, http://host:port. Once for each."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's name, as the workers serve it.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|embedded",
+            help="Directory of the model's tokenizer.json; [bold]embedded[/] for the simulated engine's own. "
+            "Without it requests are routed by load alone.",
+        ),
+    ] = None,
+    kv_events: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="ZMQ endpoint of a worker's KV events, tcp://host:port. Once for each --worker, in order.",
+        ),
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", help="Tokens per KV block of the workers. [dim]default: 16[/]"),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="cost, least_loaded or round_robin. [dim]default: cost[/]"),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. [dim]default: 127.0.0.1[/]")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", help="Port to listen on, 0 for a free one. [dim]default: 8000[/]"),
+    ] = None,
+) -> None:
+    r"""Start the gateway. Clients then use its address as their OpenAI base URL.
+
+    [dim]In front of two vLLM workers, with their tokenizer so that prompts go where their prefix is:[/]
+
+        prefixgate serve -w http://10.0.0.1:8000 -w http://10.0.0.2:8000 \
+            --model Qwen/Qwen3-8B --tokenizer ./Qwen3-8B
+
+    [dim]Everything else is set in a file; see docs/configuration.md and [bold]prefixgate check[/]:[/]
+
+        prefixgate serve -c prefixgate.yaml
+    """
+    flags = (worker, model, tokenizer, kv_events, block_size, policy, host, port)
+    if config is None and not worker:
+        raise typer.BadParameter("give --config FILE, or --worker URL at least once")
+    if config is not None and any(flag is not None for flag in flags):
+        raise typer.BadParameter("--config takes the place of the other flags: write them into the file")
+    try:
+        settings = (
+            load_config(config)
+            if config is not None
+            else config_from_flags(
+                workers=worker or (),
+                model=model,
+                tokenizer=tokenizer,
+                kv_events=kv_events or (),
+                host=host,
+                port=port,
+                policy=policy,
+                block_size=block_size,
+            )
+        )
+    except ConfigError as error:
+        fail_config(error, exit_code=1 if config is not None else 2)
+    _run(settings)
+
+
+def _run(settings: Config) -> None:
+    from gateway.app import run  # noqa: PLC0415 - --help and a bad configuration need none of the data plane
+
+    try:
+        run(settings)
+    except OSError as error:
+        if error.errno not in _ADDRESS_ERRORS:
+            raise
+        fail(f"cannot listen on {settings.listen.host} port {settings.listen.port}: {error.strerror}")
