@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.replay.stats import Distribution, Slos, Summary, WorkerLoad
 
 _LABEL_WIDTH: Final = 12
+_FILE_COLUMNS: Final = 100
 _LATE_S: Final = 0.05  # the client's own lateness at p99 that earns a warning
 _RATIO_OFF: Final = 0.05  # how far token counts may be from the trace's before it is said
 _STEADY: Final = 0.02  # quarters whose shares differ by less are called steady
@@ -37,7 +37,7 @@ def report(summary: Summary, *, trace: str, url: str, model: str, speed: float, 
         parts.append(_errors(summary))
     if found := warnings(summary):
         parts.append(_warnings(found))
-    return Padding(Group(*_spaced(parts)), 1)
+    return Group("", *_spaced(parts), "")
 
 
 def warnings(summary: Summary) -> list[str]:
@@ -149,7 +149,7 @@ def _fact_rows(summary: Summary, slos: Slos) -> Iterator[tuple[str, Text]]:
             "goodput",
             Text.assemble(
                 (figures.share(summary.goodput.share), "bold"),
-                f" of requests, {figures.count(summary.goodput.per_second)}/s, with {' and '.join(bounds)}",
+                f" of requests ({figures.count(summary.goodput.per_second)}/s): {', '.join(bounds)}",
             ),
         )
 
@@ -239,5 +239,7 @@ def _spaced(parts: list[RenderableType]) -> Iterator[RenderableType]:
 
 
 def print_report(console: Console, rendered: RenderableType) -> None:
-    """On ``console``; in 100 columns when it is not a terminal and has no width of its own."""
-    console.print(rendered, width=None if console.is_terminal else 100)
+    """On ``console``, which gets at least 100 columns when it is not a terminal."""
+    if not console.is_terminal:
+        console.width = max(console.width, _FILE_COLUMNS)
+    console.print(rendered)
