@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.replay.stats import Distribution, Slos, Summary, WorkerLoad
 
 _LABEL_WIDTH: Final = 12
-_NAME_WIDTH: Final = 24
+_NAME_WIDTH: Final = 21
 _BAR_WIDTH: Final = 10
 _FILE_COLUMNS: Final = 100
 _LATE_S: Final = 0.05  # the client's own lateness at p99 that earns a warning
