@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,8 @@ from gateway.replay.schedule import MonotonicClock
 from tests.fake_openai import FakeOpenAI
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gateway.replay.records import RequestRecord
 
 ARRIVALS = [Arrival(0.0, 100, 5, (1, 2), 64), Arrival(0.0, 120, 4, (1, 3), 64)]
@@ -118,10 +121,17 @@ def test_a_reset_in_the_stream() -> None:
     assert row.error in {"truncated", "reset_mid_stream"}  # which of them is the kernel's choice
 
 
-def test_connection_refused() -> None:
+@contextmanager
+def nobody_there() -> Iterator[str]:
+    """A URL that refuses connections: its port is bound, so that nobody else gets it, and not listening."""
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound and not listening: refused, and nobody else gets the port
-        row = send_all(FakeOpenAI(), ARRIVALS[:1], url=f"http://127.0.0.1:{unused.getsockname()[1]}")[0]
+        unused.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+
+def test_connection_refused() -> None:
+    with nobody_there() as url:
+        row = send_all(FakeOpenAI(), ARRIVALS[:1], url=url)[0]
     assert (row.error, row.status, row.worker) == ("connect_refused", None, None)
 
 
@@ -130,9 +140,11 @@ def test_cancellation_is_booked_and_raised() -> None:
         records = plan(ARRIVALS[:1], speed=1.0, max_output=None)
         server = FakeOpenAI(fault=lambda _: "stall_mid")
         async with server.running() as url, open_session(None) as session:
-            client = ReplayClient(Target(url, "fake"), ARRIVALS, records, session=session, clock=MonotonicClock())
+            client = ReplayClient(
+                Target(url, "fake"), ARRIVALS, records, session=session, clock=MonotonicClock()
+            )
             task = asyncio.ensure_future(client.send(0))
-            while not records[0].token_events:
+            while not records[0].token_events:  # noqa: ASYNC110 - a record sets no event
                 await asyncio.sleep(0.001)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -150,9 +162,10 @@ def test_find_model() -> None:
             assert await find_model(session, url + "/v1/") == "fake"
             with pytest.raises(ReplayError, match=r"answered 404; name the model with --model"):
                 await find_model(session, url + "/elsewhere")
-        async with open_session(None) as session:
-            with pytest.raises(ReplayError, match="cannot be reached"):
-                await find_model(session, "http://127.0.0.1:1")
+        with nobody_there() as url:
+            async with open_session(None) as session:
+                with pytest.raises(ReplayError, match="cannot be reached"):
+                    await find_model(session, url)
 
     asyncio.run(main())
 

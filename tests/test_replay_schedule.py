@@ -50,7 +50,10 @@ class VirtualClock:
 
 
 def run(
-    due: list[float], send: Callable[[VirtualClock, int], Coroutine[object, object, None]], *, stop_at: float | None = None
+    due: list[float],
+    send: Callable[[VirtualClock, int], Coroutine[object, object, None]],
+    *,
+    stop_at: float | None = None,
 ) -> None:
     async def main() -> None:
         clock, stop = VirtualClock(), asyncio.Event()
@@ -112,7 +115,12 @@ def test_plan_divides_times_by_speed_and_caps_the_output() -> None:
     arrivals = [Arrival(3.0, 600, 90, (1, 2), 512, "s"), Arrival(6.0, 600, 5, (1, 2), 512)]
     first, second = plan(arrivals, speed=2.0, max_output=10)
     assert (first.scheduled, first.output_tokens, first.limit_tokens, first.session) == (1.5, 10, 0, "s")
-    assert (second.scheduled, second.output_tokens, second.limit_tokens, second.session) == (3.0, 5, 600, None)
+    assert (second.scheduled, second.output_tokens, second.limit_tokens, second.session) == (
+        3.0,
+        5,
+        600,
+        None,
+    )
 
 
 def test_the_real_clock_never_wakes_early() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import orjson
 import pytest
 from hypothesis import given
@@ -21,7 +23,9 @@ EVENTS = [b"one", b"two\nlines", b"\n three", b"[DONE]"]
 
 
 def record() -> RequestRecord:
-    return RequestRecord(index=0, session=None, scheduled=1.0, input_tokens=10, output_tokens=3, limit_tokens=0, sent=1.0)
+    return RequestRecord(
+        index=0, session=None, scheduled=1.0, input_tokens=10, output_tokens=3, limit_tokens=0, sent=1.0
+    )
 
 
 def chunk(**choice: object) -> bytes:
@@ -41,7 +45,7 @@ def test_events_one_byte_at_a_time() -> None:
 def test_events_in_any_split(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(STREAM)]
     decoder = SseDecoder()
-    pieces = [STREAM[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+    pieces = [STREAM[start:stop] for start, stop in pairwise(edges)]
     assert [event for piece in pieces for event in decoder.feed(piece)] == EVENTS
 
 
@@ -62,7 +66,12 @@ def test_tokens_are_events_with_text() -> None:
     read_event(row, chunk(delta={}, finish_reason="stop"), 3.0)
     assert read_event(row, b"[DONE]", 4.0)
     assert (row.ttft, row.latency, row.token_events) == (1.0, 1.75, 3)
-    assert (row.gaps.count, row.gaps.total, row.gaps.longest, list(row.gaps.kept)) == (2, 0.75, 0.5, [0.25, 0.5])
+    assert (row.gaps.count, row.gaps.total, row.gaps.longest, list(row.gaps.kept)) == (
+        2,
+        0.75,
+        0.5,
+        [0.25, 0.5],
+    )
 
 
 def test_an_answer_without_text_ends_at_its_finish_reason() -> None:

@@ -6,7 +6,7 @@ import gzip
 import json
 import lzma
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +14,9 @@ from gateway.replay import demo_trace
 from gateway.replay.arrival import Arrival, TraceError
 from gateway.replay.stats import one_cache_hit_share, one_cache_hits
 from gateway.replay.traces import read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TRACES = Path(__file__).parent / "data" / "traces"
 MOONCAKE = TRACES / "mooncake_conversation_2000.jsonl.xz"
@@ -66,7 +69,7 @@ def test_time_begins_at_the_first_arrival_and_is_sorted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
-def test_packed_files(tmp_path: Path, suffix: str, pack: Any) -> None:
+def test_packed_files(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
     path = tmp_path / f"trace.jsonl{suffix}"
     path.write_bytes(pack(json.dumps(ROW).encode()))
     assert read_trace(path)[0].input_tokens == 600
@@ -90,8 +93,8 @@ def test_demo_trace_is_what_its_recipe_makes() -> None:
 def decoded_by_the_book(
     requests: list[dict[str, Any]], start: float = 0.0
 ) -> list[tuple[float, list[int], int, int]]:
-    """An independent reading of the run-length code: (time, ids, input, output) of every request, nested ones too."""
-    found = []
+    """An independent reading: (time, ids, input, output) of every request, nested ones too."""
+    found: list[tuple[float, list[int], int, int]] = []
     previous: list[int] = []
     for request in requests:
         if "requests" in request:
@@ -163,7 +166,7 @@ def test_long_pauses_are_cut(tmp_path: Path) -> None:
         (ROW | {"hash_ids": [0, "x"]}, ["line 2", "hash_ids[1]", "expected an integer"]),
         (ROW | {"hash_ids": {}}, ["line 2", "hash_ids", "expected a list"]),
         (ROW | {"hash_ids": [1, 2, 3]}, ["line 2", "hash_ids", "3 blocks of 512 tokens", "600 tokens"]),
-        ({"input_length": 5, "hash_ids": []}, ["line 2", "output_length", "missing"]),
+        ({"input_length": 5, "hash_ids": []}, ["line 2", "timestamp", "missing"]),
     ],
 )
 def test_a_bad_mooncake_line_is_named(tmp_path: Path, row: object, words: list[str]) -> None:

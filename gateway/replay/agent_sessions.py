@@ -30,6 +30,7 @@ class _Request:
 
 
 def is_agent_session(record: Record) -> bool:
+    """Whether a trace that begins with this line is one of agent sessions."""
     return "requests" in record.fields and "block_size" in record.fields
 
 

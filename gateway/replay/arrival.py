@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_QUOTED_CHARS: Final = 60  # of a bad value, in its error
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +42,11 @@ class Record(NamedTuple):
     fields: Mapping[str, object]
 
     def error(self, field: str, problem: str) -> TraceError:
+        """The error that says where and what; for the caller to raise."""
         return TraceError(f"{self.place}: {field}: {problem}")
 
     def integer(self, field: str, *, minimum: int = 0) -> int:
+        """A whole number of at least ``minimum``."""
         value = self._get(field)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(field, f"expected an integer, got {_short(value)}")
@@ -50,6 +55,7 @@ class Record(NamedTuple):
         return value
 
     def number(self, field: str) -> float:
+        """A finite number of at least 0."""
         value = self._get(field)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(field, f"expected a number, got {_short(value)}")
@@ -58,12 +64,14 @@ class Record(NamedTuple):
         return float(value)
 
     def text(self, field: str) -> str:
+        """A string with something in it."""
         value = self._get(field)
         if not isinstance(value, str) or not value:
             raise self.error(field, f"expected a non-empty string, got {_short(value)}")
         return value
 
     def items(self, field: str) -> list[object]:
+        """A list, its items not yet checked."""
         value = self._get(field)
         if not isinstance(value, list):
             raise self.error(field, f"expected a list, got {_short(value)}")
@@ -102,4 +110,4 @@ def with_tail(
 
 def _short(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return text if len(text) <= _QUOTED_CHARS else text[: _QUOTED_CHARS - 1] + "…"

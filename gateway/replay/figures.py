@@ -1,5 +1,7 @@
 """How figures are written for people: three significant digits and a unit that fits."""
 
+# ruff: noqa: PLR2004 - where a unit begins is a number of its own
+
 from __future__ import annotations
 
 from typing import Final
@@ -7,7 +9,7 @@ from typing import Final
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
-def seconds(value: float | None) -> str:  # noqa: PLR0911 - one unit a line
+def seconds(value: float | None) -> str:
     """A length of time: 840 µs, 12.3 ms, 1.25 s, 3 min 20 s, 2 h 05 min."""
     if value is None:
         return "–"
@@ -40,6 +42,7 @@ def count(value: float) -> str:
 
 
 def ratio(value: float | None) -> str:
+    """Two decimals."""
     return "–" if value is None else f"{value:.2f}"
 
 
@@ -63,7 +66,7 @@ def sparkline(values: list[float | None], *, top: float) -> str:
 
 def _three(value: float) -> str:
     """Three significant digits, no exponent."""
-    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    digits = 3 if value < 0.9995 else 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{digits}f}"
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gateway.replay.schedule import Clock
 
 _PERIOD_S: Final = 0.25
+_LATE_S: Final = 0.1  # from here on it is coloured
 _RECENT: Final = 200  # answers that the running TTFT is taken from
 
 
@@ -37,6 +38,7 @@ class Progress:
         self._open: list[RequestRecord] = []
 
     def update(self) -> None:
+        """Look at the records again."""
         while self.sent < len(self.records) and self.records[self.sent].sent is not None:
             self._open.append(self.records[self.sent])
             self.sent += 1
@@ -57,14 +59,17 @@ class Progress:
 
     @property
     def in_flight(self) -> int:
+        """Sent and not ended."""
         return len(self._open)
 
     @property
     def hit_share(self) -> float | None:
+        """Share of prompt tokens from cache so far; None before the first answer that tells."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
     @property
     def ttft_p50(self) -> float | None:
+        """Median of the last answers."""
         return percentile(sorted(self._recent), 0.5) if self._recent else None
 
 
@@ -88,7 +93,7 @@ def render(progress: Progress, now: float) -> Group:
         ("failed ", f"{progress.failed:,}", "bold red" if progress.failed else ""),
         ("from cache ", figures.share(progress.hit_share), "green"),
         ("TTFT p50 ", figures.seconds(progress.ttft_p50), "cyan"),
-        ("client late ", figures.seconds(late), "yellow" if (late or 0) > 0.1 else ""),
+        ("client late ", figures.seconds(late), "yellow" if (late or 0) > _LATE_S else ""),
     ]
     line = Text("   ").join(Text.assemble((name, "dim"), (value, style)) for name, value, style in parts)
     return Group(grid, line)

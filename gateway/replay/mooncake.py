@@ -18,6 +18,7 @@ BLOCK_TOKENS: Final = 512
 
 
 def is_mooncake(record: Record) -> bool:
+    """Whether a trace that begins with this line is one of Mooncake's."""
     return "hash_ids" in record.fields and "input_length" in record.fields
 
 

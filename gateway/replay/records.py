@@ -24,6 +24,7 @@ class Gaps:
     kept: array[float] = field(default_factory=lambda: array("f"))
 
     def add(self, seconds: float) -> None:
+        """One more gap."""
         self.count += 1
         self.total += seconds
         self.longest = max(self.longest, seconds)
@@ -32,6 +33,7 @@ class Gaps:
 
     @property
     def mean(self) -> float | None:
+        """Of all gaps, kept or not; None of none."""
         return self.total / self.count if self.count else None
 
 
@@ -63,10 +65,12 @@ class RequestRecord:
 
     @property
     def ok(self) -> bool:
+        """Answered in full."""
         return self.finished is not None and self.error is None
 
     @property
     def ttft(self) -> float | None:
+        """Sent to first token."""
         return None if self.first_token is None or self.sent is None else self.first_token - self.sent
 
     @property
@@ -114,7 +118,10 @@ def read_event(record: RequestRecord, data: bytes, now: float) -> bool:
     if event.get("error") is not None:
         raise StreamError("error_event", error_message(event))
     finished = False
-    for choice in event.get("choices") or ():
+    choices = event.get("choices") or ()
+    if not isinstance(choices, list | tuple):
+        raise StreamError("malformed_event", "choices that are not a list")
+    for choice in choices:
         if _has_text(choice):
             record.token(now)
         finished = finished or choice.get("finish_reason") is not None

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from gateway.replay.stats import Distribution, Slos, Summary, WorkerLoad
 
 _LABEL_WIDTH: Final = 12
+_NAME_WIDTH: Final = 21
+_BAR_WIDTH: Final = 10
+_FILE_COLUMNS: Final = 100
 _LATE_S: Final = 0.05  # the client's own lateness at p99 that earns a warning
 _RATIO_OFF: Final = 0.05  # how far token counts may be from the trace's before it is said
 _STEADY: Final = 0.02  # quarters whose shares differ by less are called steady
@@ -37,7 +39,7 @@ def report(summary: Summary, *, trace: str, url: str, model: str, speed: float, 
         parts.append(_errors(summary))
     if found := warnings(summary):
         parts.append(_warnings(found))
-    return Padding(Group(*_spaced(parts)), 1)
+    return Group("", *_spaced(parts), "")
 
 
 def warnings(summary: Summary) -> list[str]:
@@ -149,7 +151,7 @@ def _fact_rows(summary: Summary, slos: Slos) -> Iterator[tuple[str, Text]]:
             "goodput",
             Text.assemble(
                 (figures.share(summary.goodput.share), "bold"),
-                f" of requests, {figures.count(summary.goodput.per_second)}/s, with {' and '.join(bounds)}",
+                f" of requests ({figures.count(summary.goodput.per_second)}/s): {', '.join(bounds)}",
             ),
         )
 
@@ -164,15 +166,13 @@ def _hits_in_time(summary: Summary) -> Text:
         (figures.sparkline(shares, top=top), "green"),
         f"  {word}: {figures.share(first.share)} in the first quarter,"
         f" {figures.share(last.share)} in the last",
-        (f" (possible: {figures.share(first.limit)}, {figures.share(last.limit)})", "dim"),
+        (f"\npossible: {figures.share(first.limit)} and {figures.share(last.limit)}", "dim"),
     )
 
 
 def _workers(summary: Summary) -> RenderableType:
     table = _table()
-    table.add_column(
-        "worker", style="bold", overflow="ellipsis", no_wrap=True, min_width=_LABEL_WIDTH, max_width=26
-    )
+    table.add_column("worker", style="bold", no_wrap=True, min_width=_LABEL_WIDTH)
     table.add_column("requests", justify="right")
     table.add_column("input tokens", justify="right")
     table.add_column("share of input", no_wrap=True)
@@ -198,14 +198,21 @@ def _workers(summary: Summary) -> RenderableType:
 def _worker_row(load: WorkerLoad, *, total: int, top: int, failed: bool) -> list[RenderableType]:
     part = load.input_tokens / total if total else 0.0
     cells: list[RenderableType] = [
-        load.worker or "(not told)",
+        _tail(load.worker or "(not told)"),
         f"{load.requests:,}",
         figures.count(load.input_tokens),
-        Text.assemble((f"{figures.bar(load.input_tokens, 12, full=top):<12}", "cyan"), f" {part:6.1%}"),
+        Text.assemble(
+            (f"{figures.bar(load.input_tokens, _BAR_WIDTH, full=top):<{_BAR_WIDTH}}", "cyan"), f" {part:6.1%}"
+        ),
         figures.share(load.hits.share),
         figures.seconds(load.ttft_p50),
     ]
     return [*cells, Text(f"{load.failed:,}", style="red" if load.failed else "dim")] if failed else cells
+
+
+def _tail(name: str) -> str:
+    """A name too long loses its beginning: names of one fleet differ at the end."""
+    return name if len(name) <= _NAME_WIDTH else "…" + name[1 - _NAME_WIDTH :]
 
 
 def _errors(summary: Summary) -> Table:
@@ -239,5 +246,7 @@ def _spaced(parts: list[RenderableType]) -> Iterator[RenderableType]:
 
 
 def print_report(console: Console, rendered: RenderableType) -> None:
-    """On ``console``; in 100 columns when it is not a terminal and has no width of its own."""
-    console.print(rendered, width=None if console.is_terminal else 100)
+    """On ``console``, which gets at least 100 columns when it is not a terminal."""
+    if not console.is_terminal:
+        console.width = max(console.width, _FILE_COLUMNS)
+    console.print(rendered)

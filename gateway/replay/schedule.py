@@ -16,9 +16,13 @@ _BURST: Final = 32  # requests started in one turn of the loop when late; then a
 class Clock(Protocol):
     """Time in seconds since some fixed moment, and waiting in it."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds."""
+        ...
 
-    async def sleep_until(self, moment: float) -> None: ...
+    async def sleep_until(self, moment: float) -> None:
+        """Return at ``moment`` or soon after, never before."""
+        ...
 
 
 class MonotonicClock:
@@ -32,9 +36,11 @@ class MonotonicClock:
         self._start = time.perf_counter()
 
     def now(self) -> float:
+        """Seconds since the last (re)start."""
         return time.perf_counter() - self._start
 
     async def sleep_until(self, moment: float) -> None:
+        """Return at ``moment`` or soon after, never before."""
         await asyncio.sleep(max(0.0, moment - self.now()))
         while (left := moment - self.now()) > 0:  # noqa: ASYNC110 - timers fire up to a millisecond early
             await asyncio.sleep(left)

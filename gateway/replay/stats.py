@@ -120,14 +120,17 @@ class Hits:
 
     @property
     def share(self) -> float | None:
+        """Tokens from cache ÷ prompt tokens."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
     @property
     def limit(self) -> float | None:
+        """What one unbounded cache for all would have reached."""
         return self.limit_tokens / self.input_tokens if self.input_tokens else None
 
     @property
     def of_limit(self) -> float | None:
+        """``share`` ÷ ``limit``."""
         return self.share / self.limit if self.share is not None and self.limit else None
 
 
@@ -189,6 +192,7 @@ class Summary:
 
     @property
     def failed(self) -> int:
+        """Sent and not answered in full."""
         return self.sent - self.succeeded
 
 
@@ -232,6 +236,7 @@ def output_tokens(record: RequestRecord) -> int:
 
 
 def hits_of(records: Iterable[RequestRecord]) -> Hits:
+    """Tokens of the answers that told how many came from cache."""
     told = [
         record
         for record in records
