@@ -31,7 +31,8 @@ _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}").fullmatch
 _TARGET: Final = re.compile(rb"(?i:https?://[^/?#]*)?(/[^?#]*)((?:\?[^#]*)?)").fullmatch
 
 
-_CONTENT_LENGTH: Final = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,15})\r\n").search
+_CONTENT_LENGTH: Final = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})[ \t]*\r\n").search
+_LENGTH: Final = re.compile(rb"[0-9]{1,18}").fullmatch
 _REMEMBERED: Final = 512
 _LONGEST: Final = 4096
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -150,6 +151,7 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
     hosts = len(named.get(b"host", ()))
     if hosts != 1 and (http11 or hosts):
         raise HttpError(400, f"expected exactly one Host field, got {hosts}")
+    _check_length(named, 400)
     codings = named.get(b"transfer-encoding")
     if codings is not None:
         if not http11:
@@ -192,6 +194,7 @@ def parse_response_head(raw: bytes, listener: object) -> tuple[ResponseHead, Htt
     named: dict[bytes, list[bytes]] = {}
     for name, value in zip(parts[1::3], parts[2::3], strict=True):
         named.setdefault(name.lower(), []).append(value.rstrip())
+    _check_length(named, 502)
     codings = named.get(b"transfer-encoding")
     if codings is not None and [coding.lower() for coding in codings] != [b"chunked"]:
         raise HttpError(502, "the worker answered with a transfer coding other than chunked")
@@ -206,6 +209,13 @@ def parse_response_head(raw: bytes, listener: object) -> tuple[ResponseHead, Htt
         fields=_end_to_end(parts, named),
     )
     return head, parser
+
+
+def _check_length(named: dict[bytes, list[bytes]], status: int) -> None:
+    """What llhttp takes for a length `HeadReader` must find too, or else a body would be read as the next message."""
+    for value in named.get(b"content-length", ()):
+        if not _LENGTH(value):
+            raise HttpError(status, "malformed Content-Length: expected at most 18 digits")
 
 
 def _end_to_end(parts: list[bytes], named: dict[bytes, list[bytes]]) -> bytes:
