@@ -167,7 +167,7 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
         path=target[1],
         query=target[2],
         http11=http11,
-        keep_alive=parser.should_keep_alive() and http11,
+        keep_alive=http11 and not _says(named, b"close"),
         chunked=codings is not None,
         expects_continue=http11 and bool(expectations),
         request_id=request_ids[0] if len(request_ids) == 1 and _REQUEST_ID(request_ids[0]) else None,
@@ -203,12 +203,20 @@ def parse_response_head(raw: bytes, listener: object) -> tuple[ResponseHead, Htt
     head = ResponseHead(
         status=status,
         reason=line[13:],
-        keep_alive=parser.should_keep_alive(),
+        keep_alive=not _says(named, b"close") and (line.startswith(b"HTTP/1.1") or _says(named, b"keep-alive")),
         chunked=codings is not None and not bodiless,
         bodiless=bodiless,
         fields=_end_to_end(parts, named),
     )
     return head, parser
+
+
+def _says(named: dict[bytes, list[bytes]], wanted: bytes) -> bool:
+    """Whether a `Connection` field has this option. llhttp cannot be asked: it forgets with the message's end, which
+    for a head without a body has come already."""
+    return any(
+        option.strip().lower() == wanted for value in named.get(b"connection", ()) for option in value.split(b",")
+    )
 
 
 def _check_length(named: dict[bytes, list[bytes]], status: int) -> None:
