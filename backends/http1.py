@@ -27,6 +27,7 @@ _HOP_FIELDS: Final = (
 _REQUEST_SPLIT: Final = re.compile(rb"\r\n(?i:(host|expect|via|" + _HOP_FIELDS + rb")):[ \t]*([^\r]*)").split
 _RESPONSE_SPLIT: Final = re.compile(rb"\r\n(?i:(" + _HOP_FIELDS + rb")):[ \t]*([^\r]*)").split
 _PLAIN_CONNECTION: Final = frozenset((b"keep-alive", b"close", b"Keep-Alive", b"Close", b""))
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] [1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?").fullmatch
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}").fullmatch
 _TARGET: Final = re.compile(rb"(?i:https?://[^/?#]*)?(/[^?#]*)((?:\?[^#]*)?)").fullmatch
 
@@ -141,7 +142,10 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
     http11 = version == "1.1"
     parts = _REQUEST_SPLIT(raw[:-4])
     line, separator, first_fields = parts[0].partition(b"\r\n")
-    target = _TARGET(line.split(b" ")[1])
+    words = line.split(b" ")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/"):
+        raise HttpError(400, "malformed request line: expected a method, a target and HTTP/1.1, one space between")
+    target = _TARGET(words[1])
     if target is None:
         raise HttpError(400, "malformed request target: expected a path such as /v1/chat/completions")
     parts[0] = separator + first_fields
@@ -198,6 +202,8 @@ def parse_response_head(raw: bytes, listener: object) -> tuple[ResponseHead, Htt
     codings = named.get(b"transfer-encoding")
     if codings is not None and [coding.lower() for coding in codings] != [b"chunked"]:
         raise HttpError(502, "the worker answered with a transfer coding other than chunked")
+    if not _STATUS_LINE(line):
+        raise HttpError(502, "malformed status line: expected HTTP/1.1, a status of three digits, and a reason")
     status = parser.get_status_code()
     bodiless = status < 200 or status in (204, 304)
     head = ResponseHead(
