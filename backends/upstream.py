@@ -183,6 +183,9 @@ class UpstreamConnection(asyncio.Protocol):
                     self._head = data
                 return
             end += 4
+            if end > _HEAD_LIMIT:
+                self._fault(UpstreamFault.MALFORMED, f"head longer than {_HEAD_LIMIT} bytes")
+                return
             self._begun = 0
             self._complete = False
             try:
