@@ -129,7 +129,7 @@ class HttpServer:
 class ClientConnection(asyncio.Protocol):
     """One client's connection."""
 
-    __slots__ = ("_body", "_body_bytes", "_buffer", "_complete", "_deadline", "_head", "_left", "_parser",
+    __slots__ = ("_body", "_buffer", "_chunks", "_complete", "_deadline", "_head", "_left", "_parser",
                  "_phase", "_reading", "_taking", "_timeout", "exchange", "paused", "server", "transport")  # fmt: skip
 
     def __init__(self, server: HttpServer) -> None:
@@ -140,7 +140,7 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = b""  # a partial head, or what was pipelined behind the exchange
         self._head: RequestHead | None = None
         self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._chunks = bytearray()  # one buffer: a list of many small chunks would weigh many times their bytes
         self._left = 0
         self._parser: HttpParser | None = None
         self._complete = False
@@ -187,6 +187,7 @@ class ClientConnection(asyncio.Protocol):
         self.server.connections.discard(self)
         self._parser = None
         self._body.clear()
+        self._chunks = bytearray()
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_gone()
@@ -204,8 +205,7 @@ class ClientConnection(asyncio.Protocol):
     # -- httptools, for chunked bodies
 
     def on_body(self, data: bytes) -> None:
-        self._body_bytes += len(data)
-        self._body.append(data)
+        self._chunks += data
 
     def on_message_complete(self) -> None:
         self._complete = True
@@ -261,12 +261,12 @@ class ClientConnection(asyncio.Protocol):
             raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
         self._complete = False
         self._body = []
-        self._body_bytes = 0
         head, length, parser = _HEADS.read(data[:end], self)
         self._head = head
         data = data[end:]
         if head.chunked:
             self._parser = parser
+            self._chunks = bytearray()
             self._phase = _Phase.CHUNKS
         elif not length:
             self._begin(head, b"")
@@ -310,14 +310,18 @@ class ClientConnection(asyncio.Protocol):
                 end = len(data)
             try:
                 parser.feed_data(data[at:end])
+            except httptools.HttpParserUpgrade:
+                pass  # raised at the end of a body whose head offered another protocol: the offer is ignored
             except httptools.HttpParserError as error:
                 raise HttpError(400, f"malformed chunked body: {error}") from None
             at = end
-            if self._body_bytes > self.server.limits.body_bytes:
+            if len(self._chunks) > self.server.limits.body_bytes:
                 raise HttpError(413, f"the request body is longer than {self.server.limits.body_bytes} bytes")
         if self._complete:
+            assert self._head is not None, "a body follows a head"
             self._parser = None
-            self._begin_with_body()
+            body, self._chunks = bytes(self._chunks), bytearray()
+            self._begin(self._head, body)
         return data[at:]
 
     def _begin_with_body(self) -> None:
@@ -398,6 +402,7 @@ class ClientConnection(asyncio.Protocol):
         """Answer what cannot become an exchange, and close."""
         self._parser = None
         self._body = []
+        self._chunks = bytearray()
         self._buffer = b""
         self._write_error(error)
         self._drain()
