@@ -11,6 +11,7 @@ There is no timer per request: one sweep over all connections looks after every 
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 import socket
 from collections.abc import Callable
@@ -29,6 +30,8 @@ _HEADS: Final = HeadReader(parse_request_head)
 _NEVER: Final = float("inf")
 _DRAIN_SECONDS: Final = 2.0
 _DRAIN_BYTES: Final = 64 << 20
+_without_empty_lines: Final = re.compile(rb"\A(?:\r\n)+").sub
+_NOTHING: Final = (b"", b"\r")
 _HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -240,13 +243,17 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_head(self, data: bytes) -> bytes:
         limits = self.server.limits
-        if self._buffer:
-            data = self._buffer + data
+        held = self._buffer
+        if held:
+            data = held + data
             self._buffer = b""
-        else:
+        if data[:1] == b"\r":  # RFC 9112 §2.2: empty lines before a request are let pass
+            data = _without_empty_lines(b"", data)
+            if data in _NOTHING:  # nor do they count as its beginning
+                self._buffer = data
+                return b""
+        if held in _NOTHING:
             self._deadline = self.server.loop.time() + limits.head_timeout
-        while data[:2] == b"\r\n":  # RFC 9112 §2.2: empty lines before a request are let pass
-            data = data[2:]
         if data[:1] == b"\n":
             raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
         end = data.find(CRLF2) + 4
