@@ -204,6 +204,8 @@ class ClientConnection(asyncio.Protocol):
         self.paused = False
         if self.exchange is not None:
             self.exchange.resume()
+        elif self._phase is _Phase.HEAD:
+            self._go_on()
 
     # -- httptools, for chunked bodies
 
@@ -220,13 +222,13 @@ class ClientConnection(asyncio.Protocol):
         self._taking = True
         try:
             while data and self._phase is not _Phase.DRAIN:
-                if self._phase is _Phase.HEAD:
+                if self._phase is _Phase.HEAD and not self.paused:
                     data = self._take_head(data)
                 elif self._phase is _Phase.BODY:
                     data = self._take_body(data)
                 elif self._phase is _Phase.CHUNKS:
                     data = self._take_chunks(data)
-                else:
+                else:  # an exchange is running, or earlier answers wait for the client to read them
                     self._hold(data)
                     return
         except HttpError as error:
@@ -364,10 +366,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._phase = _Phase.HEAD
             self._deadline = self.server.loop.time() + self.server.limits.idle_timeout
-            self._resume_reading()
-            if self._buffer and not self._taking:
-                data, self._buffer = self._buffer, b""
-                self._take(data)
+            self._go_on()
 
     def watch(self, timeout: float) -> None:
         """The worker must make progress at least every `timeout` seconds from now on."""
@@ -428,6 +427,13 @@ class ClientConnection(asyncio.Protocol):
         self._resume_reading()
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
+
+    def _go_on(self) -> None:
+        """Take up what was held back."""
+        self._resume_reading()
+        if self._buffer and not self._taking:
+            data, self._buffer = self._buffer, b""
+            self._take(data)
 
     def _resume_reading(self) -> None:
         if not self._reading:
