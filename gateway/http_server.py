@@ -133,7 +133,7 @@ class ClientConnection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = ("_body", "_buffer", "_chunks", "_complete", "_deadline", "_head", "_left", "_parser",
-                 "_phase", "_reading", "_taking", "_timeout", "exchange", "paused", "server", "transport")  # fmt: skip
+                 "_phase", "_reading", "_taking", "_timeout", "_unread", "_unread_since", "exchange", "paused", "server", "transport")  # fmt: skip
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
@@ -152,6 +152,8 @@ class ClientConnection(asyncio.Protocol):
         self.paused = False
         self._deadline = _NEVER
         self._timeout = 0.0
+        self._unread = 0  # bytes that the client had left unread when last looked at, and since when
+        self._unread_since = 0.0
 
     # -- asyncio.Protocol
 
@@ -383,19 +385,27 @@ class ClientConnection(asyncio.Protocol):
             self._deadline = now + self._timeout
         elif now > self._deadline:
             self._deadline = _NEVER
-            self._expire(exchange)
+            self._expire(exchange, now)
 
     def close_if_idle(self) -> None:
         """Close unless a request has begun."""
         if self._phase is _Phase.HEAD and not self._buffer:
             self.transport.close()
 
-    def _expire(self, exchange: Exchange | None) -> None:
+    def _expire(self, exchange: Exchange | None, now: float) -> None:
         if exchange is not None:
             if self.paused:
                 self.transport.abort()  # it is the client that does not read
             else:
                 exchange.stalled()
+        elif waiting := self.transport.get_write_buffer_size():
+            # The end of an answer is not read yet. As long as the client reads, this is no idle connection.
+            if waiting != self._unread:
+                self._unread, self._unread_since = waiting, now
+            if now - self._unread_since > self.server.response_idle_timeout:
+                self.transport.abort()
+            else:
+                self._deadline = now + SWEEP
         elif self._phase is _Phase.HEAD and not self._buffer:
             self.transport.close()
         elif self._phase in (_Phase.HEAD, _Phase.BODY, _Phase.CHUNKS):
