@@ -170,8 +170,7 @@ class ClientConnection(asyncio.Protocol):
             self._write_error(
                 ApiError(503, "The gateway has reached its limit of connections.", code="too_many_connections")
             )
-            self._phase = _Phase.CLOSED
-            self.transport.close()
+            self._drain()
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
