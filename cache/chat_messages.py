@@ -18,7 +18,13 @@ class TemplateError(Exception):
     """A chat request that cannot be rendered; the message is for the client."""
 
 
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
 _PART_FIELDS = frozenset({"type", "uuid", *_TEXT_PARTS.values()})
 
 
@@ -67,7 +73,11 @@ def _tool(tool: object) -> dict[str, Any]:
         message = "each of tools must be an object with a function"
         raise TemplateError(message)
     ordered = {"name": function.get("name"), "description": None, "parameters": None, **function}
-    return {"type": "function", "function": ordered, **{k: v for k, v in tool.items() if k not in ("type", "function")}}
+    return {
+        "type": "function",
+        "function": ordered,
+        **{k: v for k, v in tool.items() if k not in ("type", "function")},
+    }
 
 
 def _message(message: object, *, content_parts: bool) -> dict[str, Any]:
@@ -75,7 +85,10 @@ def _message(message: object, *, content_parts: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(role, str):
         reason = "each of messages must be an object with a role"
         raise TemplateError(reason)
-    shaped: dict[str, Any] = {"role": role, "content": _content(message.get("content"), role, parts=content_parts)}
+    shaped: dict[str, Any] = {
+        "role": role,
+        "content": _content(message.get("content"), role, parts=content_parts),
+    }
     if role == "assistant":
         if calls := message.get("tool_calls"):
             shaped["tool_calls"] = [_tool_call(call) for call in _list(calls, "tool_calls")]
@@ -96,7 +109,13 @@ def _message(message: object, *, content_parts: bool) -> dict[str, Any]:
 
 def _content(content: object, role: str, *, parts: bool) -> str | list[dict[str, Any]]:
     """Text parts joined by line ends, or a list of parts for the templates which go through them."""
-    given = [content] if isinstance(content, str) else [] if content is None else _list(content, "a message's content")
+    given = (
+        [content]
+        if isinstance(content, str)
+        else []
+        if content is None
+        else _list(content, "a message's content")
+    )
     shaped = [part for entry in given if (part := _part(entry)) is not None]
     if parts and role != "tool":
         return shaped
@@ -140,7 +159,10 @@ def _tool_call(call: object) -> dict[str, Any]:
         except RecursionError as error:
             message = "the arguments of a tool call are nested too deep"
             raise TemplateError(message) from error
-    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, Mapping) else {}}}
+    return {
+        **call,
+        "function": {**function, "arguments": arguments if isinstance(arguments, Mapping) else {}},
+    }
 
 
 # Does a template want content as a list of parts? As vLLM does, ask whether it loops over a message's content, where

@@ -35,7 +35,7 @@ _PieceKey = NewType("_PieceKey", bytes)
 _Entry = NewType("_Entry", bytes)
 """What is known of a piece, packed: a third of the memory of an object with fields."""
 
-_Utf8 = NewType("_Utf8", bytes)
+_Ascii = NewType("_Ascii", bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,13 @@ class PromptBlockCache:
 
         Raises UnicodeEncodeError, a ValueError, when the text has a lone surrogate.
         """
-        data = _Utf8(text.encode())
+        ascii_data = _Ascii(text.encode("ascii")) if text.isascii() else None
+        # UTF-16 takes a third of the time of UTF-8 when there is one character beyond ASCII; the digest is ours alone.
+        data = text.encode("utf-16-le") if ascii_data is None else ascii_data
         origin = _PieceKey(xxh3_128_digest(encode_key(key) + (b"\1" if add_special_tokens else b"\0")))
-        whole_key = _PieceKey(xxh3_128_digest(b"".join((origin, _WHOLE, data))))
+        whole_key = _PieceKey(
+            xxh3_128_digest(b"".join((origin, _WIDE if ascii_data is None else _WHOLE, data)))
+        )
         whole = self._entries.get(whole_key)
         if whole is not None:
             self._entries.move_to_end(whole_key)
@@ -137,7 +141,9 @@ class PromptBlockCache:
             position = _Position(len(text), whole_key, tip, remainder)
         else:
             prefix = self._cutter.prefix if add_special_tokens else TokenIds(b"")
-            hashes, n_tokens, position = self._walk(data, text, _Position(0, origin, root_hash(key), prefix))
+            hashes, n_tokens, position = self._walk(
+                ascii_data, text, _Position(0, origin, root_hash(key), prefix)
+            )
             self.misses += 1
             self.reused_chars += position.offset
             self.new_chars += len(text) - position.offset
@@ -152,16 +158,17 @@ class PromptBlockCache:
             position=position,
         )
 
-    def _walk(self, data: _Utf8, text: str, position: _Position) -> tuple[array[int], int, _Position]:
+    def _walk(
+        self, ascii_data: _Ascii | None, text: str, position: _Position
+    ) -> tuple[array[int], int, _Position]:
         """Follow the known pieces from the start of the text: their hashes, tokens and end."""
         entries, next_cut, length = self._entries, self._cutter.next_cut, len(text)
         offset, key = position.offset, position.key
         last = None
         walked, chunks = [], []
-        # In ASCII text, characters and bytes have the same places.
-        ascii_only = len(data) == length
         while (cut := next_cut(text, offset)) < length:
-            piece = data[offset:cut] if ascii_only else text[offset:cut].encode()
+            # In ASCII text, characters and bytes have the same places.
+            piece = text[offset:cut].encode() if ascii_data is None else ascii_data[offset:cut]
             piece_key = _PieceKey(xxh3_128_digest(key + _PIECE + piece))
             entry = entries.get(piece_key)
             if entry is None:
@@ -214,7 +221,9 @@ class PromptBlockCache:
             if i < len(texts) - complete:
                 key = _PieceKey(xxh3_128_digest(key + _PIECE + texts[i].encode()))
                 pieces.append((key, _pack(more, n_tokens, tip, remainder)))
-        return EncodedTail(tuple(pieces), hashes, n_tokens, _Position(bounds[-1], key, tip, remainder), complete)
+        return EncodedTail(
+            tuple(pieces), hashes, n_tokens, _Position(bounds[-1], key, tip, remainder), complete
+        )
 
     def finish(self, scan: PromptScan, tail: EncodedTail) -> PromptScan:
         """Store what `encode` made of `scan`; returns the scan that knows it, complete if the tail was."""
@@ -253,6 +262,7 @@ class PromptBlockCache:
 
 _PIECE = b"piece"
 _WHOLE = b"whole"
+_WIDE = b"whole, UTF-16"
 
 _HEADER = Struct("<QII")
 """Of an entry: tip, tokens up to the end, count of hashes. The hashes (native u64) and the remainder follow."""

@@ -59,7 +59,7 @@ class PieceCutter:
     def __init__(self, tokenizer: Tokenizer, *, piece_chars: int = 2048) -> None:
         """`piece_chars` is the length from which a piece ends at the next place between words."""
         self.piece_chars = piece_chars
-        self._token_gap = max(SHORTEST_PIECE, piece_chars // 4)
+        self._token_gap = max(SHORTEST_PIECE, piece_chars // 2)
         frame = _frame(tokenizer)
         self.separable = frame is not None
         """False when special tokens cannot be added after tokenizing: then a text is one piece."""
@@ -113,11 +113,16 @@ def cut_tokens(added: Sequence[AddedToken]) -> list[str]:
     contents = [token.content for token in added]
     plain = {t.content for t in added if not (t.normalized or t.lstrip or t.rstrip or t.single_word)}
     # A token that strips white space on its left reaches back over a cut; one that starts with it could be reached.
-    candidates = [content for content in contents if content in plain and not content[:1].isspace() and content]
+    candidates = [
+        content for content in contents if content in plain and not content[:1].isspace() and content
+    ]
     others = [content for content in contents if content not in plain]
     # Where a candidate is the beginning of a longer token with rules, it is that token which matches there.
     candidates = [c for c in candidates if not any(other.startswith(c) for other in others)]
-    return [c for c in candidates if not any(_may_cover(other, c) for other in contents)]
+    # Most tokens hold no such character but at their start; only the others need the full look.
+    firsts = {candidate[0] for candidate in candidates}
+    risky = [content for content in contents if not firsts.isdisjoint(content[1:])]
+    return [c for c in candidates if not any(_may_cover(other, c) for other in risky)]
 
 
 def _may_cover(token: str, candidate: str) -> bool:
@@ -205,7 +210,13 @@ def _proves_cut(tokenizer: Tokenizer, cut: str) -> bool:
 def _proves_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> bool:
     """Does a cut before each of `tokens` leave the tokens as they are, on a sample?"""
     for token in tokens[:: max(1, len(tokens) // 32)]:
-        for before, after in (("word", "word"), ("line\n", "\nline"), (" ", " "), (token, token), ("中。", "中")):
+        for before, after in (
+            ("word", "word"),
+            ("line\n", "\nline"),
+            (" ", " "),
+            (token, token),
+            ("中。", "中"),
+        ):
             whole = before + token + after
             if _encode(tokenizer, before) + _encode(tokenizer, token + after) != _encode(tokenizer, whole):
                 return False

@@ -96,7 +96,9 @@ class FastBackend:
     def encode(self, text: str, *, add_special_tokens: bool) -> TokenIds:
         """See `TokenBackend`."""
         try:
-            flat: tuple[bytes, bytes] = self._tokenizer.encode_batch_flat([text], add_special_tokens=add_special_tokens)
+            flat: tuple[bytes, bytes] = self._tokenizer.encode_batch_flat(
+                [text], add_special_tokens=add_special_tokens
+            )
         except BaseException as error:
             self._count(error)
             return self._fallback.encode(text, add_special_tokens=add_special_tokens)
@@ -105,7 +107,9 @@ class FastBackend:
     def encode_many(self, texts: Sequence[str]) -> list[TokenIds]:
         """See `TokenBackend`."""
         try:
-            flat: tuple[bytes, bytes] = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False)
+            flat: tuple[bytes, bytes] = self._tokenizer.encode_batch_flat(
+                list(texts), add_special_tokens=False
+            )
         except BaseException as error:
             self._count(error)
             return self._fallback.encode_many(texts)
@@ -126,7 +130,9 @@ def is_library_failure(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-def choose_backend(tokenizer_json: str, reference: ReferenceBackend, tokens: Sequence[str]) -> tuple[TokenBackend, str]:
+def choose_backend(
+    tokenizer_json: str, reference: ReferenceBackend, tokens: Sequence[str]
+) -> tuple[TokenBackend, str]:
     """The backend to use and why, in words for the log. `tokens` are the added tokens to put into the probes."""
     try:
         fast = FastBackend(tokenizer_json, reference)

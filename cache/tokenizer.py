@@ -32,7 +32,9 @@ _PROBED_TOKENS = 24
 class Tokenizer:
     """One model's tokenizer; immutable after loading, and thread-safe."""
 
-    def __init__(self, files: TokenizerFiles, *, backends: Sequence[str] = ("fastokens", "tokenizers")) -> None:
+    def __init__(
+        self, files: TokenizerFiles, *, backends: Sequence[str] = ("fastokens", "tokenizers")
+    ) -> None:
         reference = ReferenceBackend(files.tokenizer)
         self._reference = files.tokenizer
         self.added_tokens: tuple[AddedToken, ...] = tuple(files.tokenizer.get_added_tokens_decoder().values())
@@ -43,7 +45,9 @@ class Tokenizer:
         self._backend: TokenBackend = reference
         self.backend_reason = "asked for"
         if "fastokens" in backends:
-            probed = [token.content for token in self.added_tokens][:: max(1, len(self.added_tokens) // _PROBED_TOKENS)]
+            probed = [token.content for token in self.added_tokens][
+                :: max(1, len(self.added_tokens) // _PROBED_TOKENS)
+            ]
             self._backend, self.backend_reason = choose_backend(files.tokenizer.to_str(), reference, probed)
         self.longest_token_chars = _longest_token_chars(files.tokenizer)
         """A text of n characters has at least n / this many tokens. `sys.maxsize` where nothing of the kind holds."""

@@ -101,7 +101,9 @@ def _added_token(token: object, *, special: bool) -> AddedToken:
     return AddedToken(str(token), special=special)
 
 
-def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, object], named: Mapping[str, str]) -> None:
+def _add_tokens(
+    tokenizer: tokenizers.Tokenizer, config: Mapping[str, object], named: Mapping[str, str]
+) -> None:
     """Add the tokens which the configuration names and tokenizer.json lacks, in the order of their ids."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     decoder = config.get("added_tokens_decoder")
