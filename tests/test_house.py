@@ -125,7 +125,7 @@ def test_torch_stays_in_the_torch_worker() -> None:
 
 EXCEPTION = re.compile(r"#\s*(ruff: noqa|noqa|type: ignore|mypy:|pragma:)", re.IGNORECASE)
 WITH_REASON = re.compile(
-    r"# ((ruff: )?noqa: [A-Z]+\d+(, [A-Z]+\d+)* - |type: ignore\[[a-z, -]+\]  # )\S.{4,}"
+    r"# ((ruff: )?noqa: [A-Z]+\d+(, [A-Z]+\d+)*( - |  # )|type: ignore\[[a-z, -]+\]  # )\S.{4,}"
 )
 
 
@@ -148,6 +148,7 @@ def unreasoned_exceptions(source: str) -> list[str]:
         ("# ruff: noqa: E501", False),
         ("# ruff: noqa: E501 - a table of URLs", True),
         ("# noqa: S104 - compared with, not bound to", True),
+        ("# noqa: S104  # compared with, not bound to", True),
         ("# type: ignore[arg-type]  # refused on purpose here", True),
         ("# an ordinary remark", True),
     ],
