@@ -84,10 +84,11 @@ class _Reader:
     def _mapping(self, node: yaml.Node, at: Location) -> dict[str, object]:
         values: dict[str, object] = {}
         for key_node, value_node in node.value:
-            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
             if not isinstance(key_node, yaml.ScalarNode):
                 self._problem(key_node, at, "a key must be a word")
-            elif key in values:
+                continue
+            key = str(key_node.value)
+            if key in values:
                 first = self._source.lines[(*at, key)]
                 self._problem(key_node, (*at, key), f"given twice, first on line {first}")
                 continue
