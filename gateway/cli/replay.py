@@ -56,7 +56,7 @@ def replay(
     trace: Annotated[
         str,
         typer.Argument(
-            help="A trace file (Mooncake JSONL or agent sessions; .gz, .xz), or [bold]demo[/] for a small one inside."
+            help="Trace file (Mooncake JSONL or agent sessions; .gz, .xz), or 'demo': a small one inside."
         ),
     ],
     url: Annotated[str, _target("Base URL of an OpenAI endpoint.")] = "http://127.0.0.1:8000",
@@ -103,10 +103,10 @@ def replay(
     """Replay a request trace against an OpenAI endpoint, each request at its own time, and report what it
     felt like.
 
-    Prompts are made from the trace's block ids: the same text for every target, so runs against different
-    endpoints compare. Ctrl-C stops early and reports what was measured so far.
+    Prompts are made from the trace's block ids, the same text for every target.
+    Ctrl-C stops early and reports what was measured so far.
 
-    [dim]prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms[/]
+    For a first look: prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms
     """
     try:
         arrivals = read_trace(
