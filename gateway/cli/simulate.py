@@ -115,7 +115,7 @@ def gateway_config(fleet: SimulatedFleet) -> dict[str, object]:
     for worker in fleet.workers:
         entry: dict[str, object] = {
             "name": worker.name,
-            "url": worker.url,
+            "url": _reachable(worker.url),
             "models": [config.model],
             "block_size": config.engine.block_size,
             "kv_blocks": config.engine.blocks,
@@ -123,12 +123,17 @@ def gateway_config(fleet: SimulatedFleet) -> dict[str, object]:
         }
         if worker.kv_endpoint is not None:
             entry["kv_events"] = {
-                "endpoint": worker.kv_endpoint,
-                "replay_endpoint": worker.replay_endpoint,
+                "endpoint": _reachable(worker.kv_endpoint),
+                "replay_endpoint": _reachable(worker.replay_endpoint),
             }
         workers.append(entry)
     source = _EMBEDDED if embedded else str(config.tokenizer.resolve())
     return {"models": [{"name": config.model, "tokenizer": source}], "workers": workers}
+
+
+def _reachable(address: str | None) -> str | None:
+    """An address to connect to: engines that listen everywhere are reached on this machine."""
+    return address and address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 async def _serve(fleet: SimulatedFleet, write_config: str | None) -> None:
@@ -152,7 +157,7 @@ def _print_fleet(console: Console, fleet: SimulatedFleet) -> None:
     engine = fleet.config.engine
     table = Table(title=f"{len(fleet.workers)} simulated engines, model {fleet.config.model}")
     for column in ("Engine", "URL", "KV events", "Replay"):
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, overflow="fold")
     for worker in fleet.workers:
         table.add_row(worker.name, worker.url, worker.kv_endpoint or "off", worker.replay_endpoint or "off")
     console.print(table)
