@@ -30,7 +30,7 @@ class Planner:
         """The plan of a chat completion. Raises ApiError."""
         ids = self.chat_ids(raw)
         count = self._count(request.n)
-        answers = Answers(request_id, True, created, self._text.model, len(ids) // _TOKEN_BYTES, count)  # noqa: FBT003
+        answers = Answers(request_id, True, created, self._text.model, len(ids) // _TOKEN_BYTES, count)
         answers.choices = self._choices(request, request_id, ids, request.most_tokens, 0, count)
         call = forced_call(request, xxh3_64_intdigest(ids))
         if call is not None:
@@ -43,7 +43,7 @@ class Planner:
         prompts = request.prompts
         encoded = [self.ids(prompt) for prompt in prompts]
         total = sum(len(ids) for ids in encoded) // _TOKEN_BYTES
-        answers = Answers(request_id, False, created, self._text.model, total, count)  # noqa: FBT003
+        answers = Answers(request_id, False, created, self._text.model, total, count)
         most = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         for prompt, ids in zip(prompts, encoded, strict=True):
             choices = self._choices(request, request_id, ids, most, len(answers.choices), count)
@@ -84,7 +84,7 @@ class Planner:
             raise ApiError(400, f"n must be at most {_MOST_CHOICES}, got {count}.", param="n")
         return count
 
-    def _choices(  # noqa: PLR0913
+    def _choices(
         self,
         request: ChatRequest | CompletionRequest,
         request_id: str,
@@ -110,7 +110,7 @@ class Planner:
             choices.append(Choice(index, sim, answer.pieces, reason, answer.stop_reason))
         return choices
 
-    def _sim_request(  # noqa: PLR0913
+    def _sim_request(
         self,
         request: ChatRequest | CompletionRequest,
         choice_id: str,

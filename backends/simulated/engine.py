@@ -465,7 +465,7 @@ class SimulatedEngine:
         times = tuple(self._times[start:stop])
         sequence.reported = self._step
         self._outputs.append(
-            TokenOut(sequence.request.id, len(times), times, False, finished, sequence.cached_tokens)  # noqa: FBT003
+            TokenOut(sequence.request.id, len(times), times, False, finished, sequence.cached_tokens)
         )
 
     def _trim_times(self) -> None:

@@ -118,7 +118,7 @@ class KvEventPublisher:
         )
 
     async def _serve_replay(self) -> None:
-        """vLLM's replay: a request is one frame, the first sequence number wanted, behind an empty one."""
+        """VLLM's replay: a request is one frame, the first sequence number wanted, behind an empty one."""
         while True:
             frames = await self._replay.recv_multipart()
             if len(frames) != _MOST_CLIENT_FRAMES or len(frames[2]) != len(_END_OF_REPLAY):

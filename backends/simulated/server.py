@@ -84,7 +84,7 @@ class SimulatedServer:
         except web.HTTPException as error:
             body = ApiError(
                 error.status, error.reason, kind="NotFoundError" if error.status == 404 else "BadRequestError"
-            )  # noqa: E501, PLR2004
+            )
             response = web.Response(status=error.status, body=body.body(), content_type="application/json")
         if not response.prepared:
             response.headers["x-worker-id"] = self._name
@@ -137,7 +137,7 @@ class SimulatedServer:
             raise ApiError(400, message, param="dimensions")
         total = sum(len(ids) for ids in prompts) // 4
         request_id = self._id("embd")
-        answers = Answers(request_id, False, int(time.time()), self._text.model, total)  # noqa: FBT003
+        answers = Answers(request_id, False, int(time.time()), self._text.model, total)
         for index, ids in enumerate(prompts):
             sim = self._planner.prefill_only(f"{request_id}-{index}", ids, parsed.cache_salt or "")
             answers.choices.append(Choice(index, sim, [""], "stop"))
