@@ -1,0 +1,1 @@
+"""A vLLM-compatible engine without weights, timed by a published model."""
