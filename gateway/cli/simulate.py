@@ -171,6 +171,6 @@ def _print_fleet(console: Console, fleet: SimulatedFleet) -> None:
     console.print(table)
     tokens = engine.blocks * engine.block_size
     console.print(
-        f"Each holds {engine.blocks} blocks of {engine.block_size} tokens ({tokens} tokens) and lives at speed "
+        f"Each holds {engine.blocks} blocks of {engine.block_size} tokens ({tokens} tokens); its speed is "
         f"{engine.speed:g}. Stop with Ctrl+C."
     )
