@@ -90,7 +90,7 @@ class PredictedCost:
 
     uses_prefixes = True
 
-    def __init__(self, *, idle_weight: float = 1.0, full_weight: float = 5.0, decode_tokens: float = 16.0) -> None:
+    def __init__(self, *, idle_weight: float = 1.0, full_weight: float = 5.0, decode_tokens: float = 256.0) -> None:
         self._idle_weight = idle_weight
         self._extra_weight = full_weight - idle_weight
         self._decode_tokens = decode_tokens

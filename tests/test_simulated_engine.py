@@ -270,7 +270,10 @@ def test_prompts_can_be_given_as_hashes_alone() -> None:
     outputs = run_dry(engine)
     assert [out.cached_tokens for out in outputs if out.first] == [0, 16 * 512]
     stored = [event for batch in engine.take_kv_events() for event in batch.events]
-    assert [len(event.hashes) for event in stored if isinstance(event, Stored)] == [16, 1]  # and one generated block
+    assert [len(event.hashes) for event in stored if isinstance(event, Stored)] == [
+        16,
+        1,
+    ]  # and one generated block
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -290,7 +293,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Any order of arrivals, cancellations and waits: no block is lost, every token comes once, events are true."""
+    """Any order of arrivals, cancellations and waits: no block lost, every token once, true events."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ async def replay(worker: SimulatedWorker, start: int) -> list[tuple[int, EventBa
             socket.set(zmq.LINGER, 0)
             socket.connect(worker.replay_endpoint)
             await socket.send_multipart((b"", start.to_bytes(8, "big")))
-            batches = []
+            batches: list[tuple[int, EventBatch]] = []
             async with asyncio.timeout(10):
                 while True:
                     _, sequence, payload = await socket.recv_multipart()
@@ -117,7 +117,7 @@ async def test_replay_tells_all_from_the_number_asked_for(
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  the index has no event to wait for
             await asyncio.sleep(0.01)
 
 

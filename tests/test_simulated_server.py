@@ -299,12 +299,13 @@ async def test_a_client_that_leaves_takes_its_sequence_along(text: ModelText, *,
             assert worker.engine.pool.used == 0
 
 
-async def test_a_full_queue_is_a_503(text: ModelText) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_full_queue_is_a_503(text: ModelText, *, stream: bool) -> None:
     engine = EngineConfig(blocks=64, max_waiting=1, timing=LinearPrefill(1.0))
     async with SimulatedFleet(1, FleetConfig(engine=engine), text=text) as fleet:
-        async with aiohttp.ClientSession(base_url=fleet.workers[0].url) as http:
-            async with http.post("/v1/chat/completions", json=chat(n=3)) as response:
-                assert response.status == 503
+        url = f"{fleet.workers[0].url}/v1/chat/completions"
+        async with aiohttp.ClientSession() as http, http.post(url, json=chat(n=3, stream=stream)) as response:
+            assert response.status == 503
         assert fleet.workers[0].engine.idle
 
 
@@ -368,7 +369,7 @@ async def test_faults_can_be_armed_and_are_off_by_default(
         async with http.post("/v1/chat/completions", json=chat()) as response:
             statuses.append(response.status)
     assert statuses == [500, 500, 200]
-    async with SimulatedFleet(1, FleetConfig(engine=FAST), text=text) as honest:
+    async with SimulatedFleet(1, FleetConfig(engine=FAST), text=text) as honest:  # noqa: SIM117
         async with aiohttp.ClientSession(base_url=honest.workers[0].url) as plain:
             ended, _ = await fault_outcome(plain, "reset", stream=False)
             assert ended == "200"

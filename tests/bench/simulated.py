@@ -1,7 +1,7 @@
 """What eight simulated engines in one process cost: `python tests/bench/simulated.py`.
 
-The fleet runs in a process pinned to one core, the load generator on another: streams of 30 tokens to prompts of
-1,000 tokens that were never seen before, open loop. Printed: CPU seconds of the fleet per second of load.
+The fleet runs in a process pinned to one core, the load generator on another: streams of 30 tokens to
+prompts of 1,000 tokens that were never seen before, open loop. Printed: the fleet's CPU seconds per second.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def serve(n: int, core: int, pipe: Connection) -> None:
     uvloop.run(run())
 
 
-async def ask(
-    session: aiohttp.ClientSession, url: str, prompt: str, tokens: int
-) -> tuple[float, float, int]:
+async def ask(session: aiohttp.ClientSession, url: str, prompt: str, tokens: int) -> tuple[float, float, int]:
     """Seconds to the first token and to the end, and the number of chunks."""
     body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     started = time.perf_counter()
