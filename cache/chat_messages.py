@@ -1,8 +1,8 @@
 """A chat request's body as the variables of a chat template, shaped as vLLM shapes them before it renders.
 
-Source: vLLM `renderers/chat_utils/parse_chat_message*.py`, `renderers/hf.py` (content format), and the pydantic models
-of its chat API, whose field order decides the order of keys in tools that a template writes as JSON. A difference here
-of one space is a prefix that routing misses.
+Source: vLLM `renderers/chat_utils/parse_chat_message*.py`, `renderers/hf.py` (content format), and the
+pydantic models of its chat API, whose field order decides the order of keys in tools that a template writes
+as JSON. A difference here of one space is a prefix that routing misses.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ class TemplateError(Exception):
     """A chat request that cannot be rendered; the message is for the client."""
 
 
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
 _PART_FIELDS = frozenset({"type", "uuid", *_TEXT_PARTS.values()})
 
 
 def chat_variables(body: Mapping[str, object], *, content_parts: bool) -> dict[str, Any]:
     """The variables for one request. Nothing in it is shared with `body` that a template or we would change.
 
-    `content_parts` says that the template wants a message's content as a list of parts, not as one string. Raises
-    TemplateError on a body which is not a chat request with text.
+    `content_parts` says that the template wants a message's content as a list of parts, not as one string.
+    Raises TemplateError on a body which is not a chat request with text.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -61,13 +67,17 @@ def _list(value: object, name: str) -> list[object]:
 
 
 def _tool(tool: object) -> dict[str, Any]:
-    """A tool with the fields of vLLM's models in their order, absent ones as None, and further ones behind them."""
+    """A tool with the fields of vLLM's models in their order, absent ones as None, others behind them."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(tool, Mapping) or not isinstance(function, Mapping):
         message = "each of tools must be an object with a function"
         raise TemplateError(message)
     ordered = {"name": function.get("name"), "description": None, "parameters": None, **function}
-    return {"type": "function", "function": ordered, **{k: v for k, v in tool.items() if k not in ("type", "function")}}
+    return {
+        "type": "function",
+        "function": ordered,
+        **{k: v for k, v in tool.items() if k not in ("type", "function")},
+    }
 
 
 def _message(message: object, *, content_parts: bool) -> dict[str, Any]:
@@ -75,7 +85,10 @@ def _message(message: object, *, content_parts: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(role, str):
         reason = "each of messages must be an object with a role"
         raise TemplateError(reason)
-    shaped: dict[str, Any] = {"role": role, "content": _content(message.get("content"), role, parts=content_parts)}
+    shaped: dict[str, Any] = {
+        "role": role,
+        "content": _content(message.get("content"), role, parts=content_parts),
+    }
     if role == "assistant":
         if calls := message.get("tool_calls"):
             shaped["tool_calls"] = [_tool_call(call) for call in _list(calls, "tool_calls")]
@@ -96,7 +109,13 @@ def _message(message: object, *, content_parts: bool) -> dict[str, Any]:
 
 def _content(content: object, role: str, *, parts: bool) -> str | list[dict[str, Any]]:
     """Text parts joined by line ends, or a list of parts for the templates which go through them."""
-    given = [content] if isinstance(content, str) else [] if content is None else _list(content, "a message's content")
+    given = (
+        [content]
+        if isinstance(content, str)
+        else []
+        if content is None
+        else _list(content, "a message's content")
+    )
     shaped = [part for entry in given if (part := _part(entry)) is not None]
     if parts and role != "tool":
         return shaped
@@ -125,7 +144,7 @@ def _part(entry: object) -> dict[str, Any] | None:
 
 
 def _tool_call(call: object) -> dict[str, Any]:
-    """A tool call whose arguments are an object: clients send them as a string of JSON, templates want a mapping."""
+    """A tool call whose arguments are an object: clients send a string of JSON, templates want a mapping."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         message = "each of tool_calls must be an object with a function"
@@ -140,11 +159,14 @@ def _tool_call(call: object) -> dict[str, Any]:
         except RecursionError as error:
             message = "the arguments of a tool call are nested too deep"
             raise TemplateError(message) from error
-    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, Mapping) else {}}}
+    return {
+        **call,
+        "function": {**function, "arguments": arguments if isinstance(arguments, Mapping) else {}},
+    }
 
 
-# Does a template want content as a list of parts? As vLLM does, ask whether it loops over a message's content, where
-# a message is what a loop over `messages` (or over a variable made of it) gives.
+# Does a template want content as a list of parts? As vLLM does, ask whether it loops over a message's
+# content, where a message is what a loop over `messages` (or over a variable made of it) gives.
 
 
 def iterates_content(template: nodes.Template) -> bool:

@@ -26,6 +26,8 @@ class WorkerView(NamedTuple):
     """Uncached prompt tokens that it has accepted and must prefill before anything new."""
     prefill_rate: float | None
     """Tokens/s, learnt; None before the first answer."""
+    recent_tokens: float = 0.0
+    """Uncached prompt tokens it was given of late, queued or done."""
 
 
 class Prompt(NamedTuple):
@@ -90,7 +92,8 @@ class PredictedCost:
 
     uses_prefixes = True
 
-    def __init__(self, *, idle_weight: float = 2.0, full_weight: float = 4.0, decode_tokens: float = 16.0) -> None:
+    def __init__(self, *, idle_weight: float = 1.0, full_weight: float = 5.0, decode_tokens: float = 256.0, spread: float = 0.02) -> None:
+        self._spread = spread
         self._idle_weight = idle_weight
         self._extra_weight = full_weight - idle_weight
         self._decode_tokens = decode_tokens
@@ -101,8 +104,9 @@ class PredictedCost:
         usual = sum(rates) / len(rates) if rates else DEFAULT_PREFILL_RATE
         weight = self._idle_weight + self._extra_weight * fullness(tokens, workers)
         decode = self._decode_tokens
+        spread = self._spread
         costs = tuple(
-            (worker.queued_tokens + decode * worker.active + weight * (tokens - cached.get(worker.id, 0)))
+            (worker.queued_tokens + decode * worker.active + spread * worker.recent_tokens + weight * (tokens - cached.get(worker.id, 0)))
             / (worker.prefill_rate or usual)
             for worker in workers
         )

@@ -1,10 +1,11 @@
-"""The cache of tokenized prefixes: the hashes of the whole text whatever was seen before, within its bytes."""
+"""The cache of tokenized prefixes: the hashes of the whole text whatever was seen, within its bytes."""
 
 from __future__ import annotations
 
 import random
 import re
 import tracemalloc
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,15 @@ from cache.block_hash import ChainKey
 from cache.prompt_blocks import PromptBlockCache, PromptScan, _allocated
 from cache.text_pieces import PieceCutter, cut_tokens, trie_pattern
 from cache.token_backends import probe_texts
-from tests.tokens_fixtures import bert, deepseek, deepseek_directory, dialogues, embedded, metaspace, real_text
+from tests.tokens_fixtures import (
+    bert,
+    deepseek,
+    deepseek_directory,
+    dialogues,
+    embedded,
+    metaspace,
+    real_text,
+)
 
 if TYPE_CHECKING:
     from cache.tokenizer import Tokenizer
@@ -28,7 +37,12 @@ ALL = ["embedded", "deepseek", "metaspace", "bert"]
 
 
 def complete(
-    cache: PromptBlockCache, text: str, key: ChainKey = KEY, *, special: bool = False, max_chars: int | None = None
+    cache: PromptBlockCache,
+    text: str,
+    key: ChainKey = KEY,
+    *,
+    special: bool = False,
+    max_chars: int | None = None,
 ) -> PromptScan:
     scan = cache.start(key, text, add_special_tokens=special)
     while not scan.complete:
@@ -51,7 +65,19 @@ def material(tokenizer: Tokenizer) -> list[str]:
     tokens = [token.content for token in tokenizer.added_tokens][:4]
     words = real_text()
     prose = [words[start : start + 700] for start in range(0, 9_000, 700)]
-    return [*probe_texts(tokens), *prose, *tokens, "<", " ", "  ", "\n", "x", "é", "中文，字。", *[t[:-1] for t in tokens]]
+    return [
+        *probe_texts(tokens),
+        *prose,
+        *tokens,
+        "<",
+        " ",
+        "  ",
+        "\n",
+        "x",
+        "é",
+        "中文，字。",
+        *[t[:-1] for t in tokens],
+    ]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -60,7 +86,9 @@ def test_any_history_gives_the_hashes_of_the_whole_text(request: pytest.FixtureR
     parts = material(tokenizer)
     for seed in range(6):
         rng = random.Random(seed)  # noqa: S311
-        cache = PromptBlockCache(tokenizer, max_bytes=rng.choice([20_000, 1 << 20]), piece_chars=rng.choice([64, 300, 2048]))
+        cache = PromptBlockCache(
+            tokenizer, max_bytes=rng.choice([20_000, 1 << 20]), piece_chars=rng.choice([64, 300, 2048])
+        )
         texts = [""]
         for _ in range(25):
             base = rng.choice(texts)
@@ -68,41 +96,75 @@ def test_any_history_gives_the_hashes_of_the_whole_text(request: pytest.FixtureR
             text = (text + "".join(rng.choices(parts, k=rng.randint(0, 4))))[:12_000]
             texts.append(text)
             special = rng.random() < 0.5
-            check(cache, tokenizer, complete(cache, text, special=special, max_chars=rng.choice([None, 1, 500])))
+            check(
+                cache, tokenizer, complete(cache, text, special=special, max_chars=rng.choice([None, 1, 500]))
+            )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(st.data())
 @pytest.mark.parametrize("name", ["embedded", "deepseek"])
-def test_pieces_give_the_tokens_of_the_whole(request: pytest.FixtureRequest, name: str, data: st.DataObject) -> None:
+def test_pieces_give_the_tokens_of_the_whole(
+    request: pytest.FixtureRequest, name: str, data: st.DataObject
+) -> None:
     """Hypothesis looks for a text where a cut is not safe."""
     tokenizer = request.getfixturevalue(name)
-    cutter = CUTTERS.setdefault(name, PieceCutter(tokenizer, piece_chars=8))
+    if name not in CUTTERS:
+        CUTTERS[name] = PieceCutter(tokenizer, piece_chars=8)
+    cutter = CUTTERS[name]
     tokens = [token.content for token in tokenizer.added_tokens][:3]
     alphabet = st.one_of(
-        st.sampled_from([" ", " ", "a", "B", "'s", "\n", "\t", "1", ".", "<", "|", "é", "\u0301", "中", "，", "。", *tokens]),
+        st.sampled_from(
+            [
+                " ",
+                " ",
+                "a",
+                "B",
+                "'s",
+                "\n",
+                "\t",
+                "1",
+                ".",
+                "<",
+                "|",
+                "é",
+                "\u0301",
+                "中",
+                "，",
+                "。",
+                *tokens,
+            ]
+        ),
         st.characters(exclude_categories=["Cs"]),
     )
     text = "".join(data.draw(st.lists(alphabet, max_size=400)))
     bounds = [0, *cutter.cuts(text)]
-    pieces = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    pieces = [text[start:end] for start, end in pairwise(bounds)]
     assert b"".join(tokenizer.encode_many(pieces)) == tokenizer.encode(text, add_special_tokens=False)
 
 
 CUTTERS: dict[str, PieceCutter] = {}
 
 
-def test_which_cuts_are_used(embedded: Tokenizer, deepseek: Tokenizer, metaspace: Tokenizer, bert: Tokenizer) -> None:
+def test_which_cuts_are_used(
+    embedded: Tokenizer, deepseek: Tokenizer, metaspace: Tokenizer, bert: Tokenizer
+) -> None:
     cutters = [PieceCutter(tokenizer) for tokenizer in (embedded, deepseek, metaspace, bert)]
     # Without a pre-tokenizer tokens reach over spaces, so there are no places between words.
     assert [cutter.word_cuts for cutter in cutters] == [2, 2, 0, 2]
     assert [cutter.token_cuts > 0 for cutter in cutters] == [True, True, True, True]
-    assert [(len(cutter.prefix), len(cutter.suffix)) for cutter in cutters] == [(0, 0), (0, 0), (4, 0), (4, 4)]
+    assert [(len(cutter.prefix), len(cutter.suffix)) for cutter in cutters] == [
+        (0, 0),
+        (0, 0),
+        (4, 0),
+        (4, 4),
+    ]
 
 
-def test_seen_text_is_known_at_once(embedded: Tokenizer) -> None:
+@pytest.mark.parametrize("more", ["", "é", "你好", "😀"])
+def test_seen_text_is_known_at_once(embedded: Tokenizer, more: str) -> None:
     cache = PromptBlockCache(embedded, max_bytes=1 << 20)
-    text = real_text()[:9_000]
+    text = real_text()[:9_000].encode("ascii", "ignore").decode() + more
     first = cache.start(KEY, text, add_special_tokens=False)
     assert (first.known.n_tokens, first.complete, first.tail_chars) == (0, False, len(text))
     done = complete(cache, text)
@@ -115,7 +177,11 @@ def test_a_longer_prompt_tokenizes_its_tail_only(embedded: Tokenizer) -> None:
     cache = PromptBlockCache(embedded, max_bytes=1 << 20)
     body = dialogues()[0]
     for turns in range(2, len(body["messages"])):
-        scan = cache.start(KEY, embedded.render_chat({**body, "messages": body["messages"][:turns]}), add_special_tokens=False)
+        scan = cache.start(
+            KEY,
+            embedded.render_chat({**body, "messages": body["messages"][:turns]}),
+            add_special_tokens=False,
+        )
         if turns > 2:
             assert scan.tail_chars <= 2048 + 512 + len(str(body["messages"][turns - 1])) + 200
             assert scan.known.n_tokens > 1_000
@@ -133,10 +199,16 @@ def test_the_tail_can_be_tokenized_in_steps(embedded: Tokenizer) -> None:
     check(cache, embedded, cache.finish(part, cache.encode(part)))
 
 
-@pytest.mark.parametrize("other", [
-    ChainKey("model", salt="s"), ChainKey("other"), ChainKey("model", adapter="a"), ChainKey("model", 32),
-    ChainKey("model", image_digests=(b"i",)),
-])
+@pytest.mark.parametrize(
+    "other",
+    [
+        ChainKey("model", salt="s"),
+        ChainKey("other"),
+        ChainKey("model", adapter="a"),
+        ChainKey("model", 32),
+        ChainKey("model", image_digests=(b"i",)),
+    ],
+)
 def test_nothing_is_shared_between_keys(embedded: Tokenizer, other: ChainKey) -> None:
     cache = PromptBlockCache(embedded, max_bytes=1 << 20)
     text = real_text()[:9_000]
@@ -182,7 +254,10 @@ def test_bytes_stay_bounded_and_are_the_true_size(embedded: Tokenizer) -> None:
     assert max(seen) <= 500_000
     assert min(seen[5:]) > 250_000
     entries = cache._entries  # noqa: SLF001
-    assert cache.bytes == sum(_allocated(key, entry) for key, entry in entries.items()) + entries.__sizeof__() + 16
+    assert (
+        cache.bytes
+        == sum(_allocated(key, entry) for key, entry in entries.items()) + entries.__sizeof__() + 16
+    )
 
 
 def test_gauge_is_what_the_allocator_gives(embedded: Tokenizer) -> None:
@@ -223,13 +298,24 @@ def token(content: str, **flags: bool) -> AddedToken:
 
 def test_added_tokens_with_rules_are_no_places_to_cut() -> None:
     added = [
-        token("<a>"), token("<l>", lstrip=True), token("<r>", rstrip=True), token("<w>", single_word=True),
-        token("<n>", normalized=True), token(" s"), token("<x>"), token("<x>y", lstrip=True), token("b<b"), token("<b>"),
+        token("<a>"),
+        token("<l>", lstrip=True),
+        token("<r>", rstrip=True),
+        token("<w>", single_word=True),
+        token("<n>", normalized=True),
+        token(" s"),
+        token("<x>"),
+        token("<x>y", lstrip=True),
+        token("b<b"),
+        token("<b>"),
     ]
     assert cut_tokens(added) == ["<a>"]
 
 
-@given(st.lists(st.text(alphabet="ab|<", min_size=1, max_size=5), min_size=1, max_size=6), st.text(alphabet="ab|<", max_size=30))
+@given(
+    st.lists(st.text(alphabet="ab|<", min_size=1, max_size=5), min_size=1, max_size=6),
+    st.text(alphabet="ab|<", max_size=30),
+)
 def test_trie_pattern_finds_the_leftmost_longest(words: list[str], text: str) -> None:
     found = re.search(trie_pattern(words), text)
     places = [(i, -len(w)) for w in words for i in range(len(text)) if text.startswith(w, i)]

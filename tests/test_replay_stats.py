@@ -186,14 +186,18 @@ def test_a_report_without_a_terminal_has_100_columns() -> None:
 
 
 def test_warnings() -> None:
-    rows = [row(0, scheduled=-1.0, prompt_tokens=140, completion_tokens=2), row(1, sent=None, finished=None)]
+    rows = [
+        row(0, scheduled=-1.0, prompt_tokens=140, cached_tokens=90, completion_tokens=2),
+        row(1, sent=None, finished=None),
+    ]
     found = warnings(summarize(rows))
     assert [
-        next(word for word in ("late", "input", "output", "never") if word in line) for line in found
+        next(word for word in ("late", "input", "output", "warm", "never") if word in line) for line in found
     ] == [
         "late",
         "input",
         "output",
+        "warm",
         "never",
     ]
 

@@ -11,7 +11,14 @@ import pytest
 from tokenizers import Tokenizer as Reference
 from transformers import PreTrainedTokenizerFast
 
-from cache.token_backends import LONG_TEXT_CHARS, FastBackend, ReferenceBackend, bytes_to_ids, choose_backend, probe_texts
+from cache.token_backends import (
+    LONG_TEXT_CHARS,
+    FastBackend,
+    ReferenceBackend,
+    bytes_to_ids,
+    choose_backend,
+    probe_texts,
+)
 from cache.tokenizer import TemplateError, Tokenizer, TokenizerError
 from tests.tokens_fixtures import (
     EMBEDDED,
@@ -46,9 +53,12 @@ def test_fastokens_where_it_agrees(embedded: Tokenizer, deepseek: Tokenizer, ber
 
 
 @pytest.mark.parametrize("add_special_tokens", [True, False])
-def test_ids_are_those_of_the_reference(tokenizer: Tokenizer, add_special_tokens: bool) -> None:  # noqa: FBT001
+def test_ids_are_those_of_the_reference(
+    tokenizer: Tokenizer,
+    add_special_tokens: bool,  # noqa: FBT001
+) -> None:
     text = real_text()
-    texts = [*probe_texts(sorted(tokenizer.special_tokens)[:9]), text[:LONG_TEXT_CHARS + 1], text[:30_000]]
+    texts = [*probe_texts(sorted(tokenizer.special_tokens)[:9]), text[: LONG_TEXT_CHARS + 1], text[:30_000]]
     for case in texts:
         expected = tokenizer.reference.encode(case, add_special_tokens=add_special_tokens).ids
         assert bytes_to_ids(tokenizer.encode(case, add_special_tokens=add_special_tokens)) == expected
@@ -60,14 +70,20 @@ def test_threads_may_encode_at_once(tokenizer: Tokenizer) -> None:
     texts = [real_text()[start : start + 3_000] for start in range(0, 60_000, 3_000)]
     expected = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda text: tokenizer.encode(text, add_special_tokens=False), texts)) == expected
+        assert (
+            list(pool.map(lambda text: tokenizer.encode(text, add_special_tokens=False), texts)) == expected
+        )
 
 
-def test_facts_about_a_vocabulary(embedded: Tokenizer, deepseek: Tokenizer, metaspace: Tokenizer, bert: Tokenizer) -> None:
+def test_facts_about_a_vocabulary(
+    embedded: Tokenizer, deepseek: Tokenizer, metaspace: Tokenizer, bert: Tokenizer
+) -> None:
     assert embedded.vocab_size == 8192
     assert embedded.special_tokens == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
     assert (deepseek.vocab_size, len(deepseek.added_tokens)) == (129280, 1283)
-    assert "<｜Assistant｜>" in deepseek.special_tokens or "<｜Assistant｜>" in {t.content for t in deepseek.added_tokens}
+    assert "<｜Assistant｜>" in deepseek.special_tokens or "<｜Assistant｜>" in {
+        t.content for t in deepseek.added_tokens
+    }
     for tokenizer in (embedded, deepseek, metaspace):
         for text in probe_texts([]):
             n_tokens = len(tokenizer.encode(text, add_special_tokens=False)) // 4
@@ -119,7 +135,9 @@ def test_a_failing_library_is_replaced_for_that_text(embedded: Tokenizer) -> Non
             self._tokenizer = None  # every call is an AttributeError
 
     failing = Failing()
-    assert failing.encode("hello", add_special_tokens=True) == embedded.encode("hello", add_special_tokens=True)
+    assert failing.encode("hello", add_special_tokens=True) == embedded.encode(
+        "hello", add_special_tokens=True
+    )
     assert failing.encode_many(["hello"]) == embedded.encode_many(["hello"])
     assert failing.failures == 2
 
@@ -142,8 +160,14 @@ def test_a_directory_without_a_template_serves_completions(tmp_path: Path) -> No
 
 
 def test_a_template_in_the_configuration(tmp_path: Path) -> None:
-    config = {"chat_template": "{{ bos_token }}{{ messages[0].content }}", "bos_token": {"content": "<|endoftext|>"}}
-    assert Tokenizer.load(directory(tmp_path, tokenizer_config__json=config)).render_chat(USER) == "<|endoftext|>hi"
+    config = {
+        "chat_template": "{{ bos_token }}{{ messages[0].content }}",
+        "bos_token": {"content": "<|endoftext|>"},
+    }
+    assert (
+        Tokenizer.load(directory(tmp_path, tokenizer_config__json=config)).render_chat(USER)
+        == "<|endoftext|>hi"
+    )
 
 
 def test_named_templates_in_the_configuration(tmp_path: Path) -> None:
@@ -163,19 +187,33 @@ def test_template_files_win(tmp_path: Path) -> None:
 
 
 def test_special_tokens_from_the_older_file(tmp_path: Path) -> None:
-    folder = directory(tmp_path, special_tokens_map__json={"bos_token": "<|im_start|>"}, chat_template__jinja="{{bos_token}}")
+    folder = directory(
+        tmp_path, special_tokens_map__json={"bos_token": "<|im_start|>"}, chat_template__jinja="{{bos_token}}"
+    )
     assert Tokenizer.load(folder).render_chat(USER) == "<|im_start|>"
 
 
-@pytest.mark.parametrize("config", [
-    {"add_bos_token": True, "bos_token": "<|endoftext|>"},
-    {"add_bos_token": True, "add_eos_token": True, "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
-    {"add_bos_token": False, "bos_token": "<|endoftext|>"},
-    {"bos_token": "<new_token>"},
-    {"added_tokens_decoder": {"8192": {"content": "<extra>", "special": False, "normalized": False}}},
-])
-def test_what_the_configuration_adds_is_what_transformers_adds(tmp_path: Path, config: dict[str, Any]) -> None:
-    folder = directory(tmp_path, tokenizer_config__json={"tokenizer_class": "PreTrainedTokenizerFast", **config})
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"add_bos_token": True, "bos_token": "<|endoftext|>"},
+        {
+            "add_bos_token": True,
+            "add_eos_token": True,
+            "bos_token": "<|endoftext|>",
+            "eos_token": "<|im_end|>",
+        },
+        {"add_bos_token": False, "bos_token": "<|endoftext|>"},
+        {"bos_token": "<new_token>"},
+        {"added_tokens_decoder": {"8192": {"content": "<extra>", "special": False, "normalized": False}}},
+    ],
+)
+def test_what_the_configuration_adds_is_what_transformers_adds(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    folder = directory(
+        tmp_path, tokenizer_config__json={"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    )
     theirs = PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer = Tokenizer.load(folder)
     for text in ("hello", "a<new_token>b", "a <extra> b", ""):
@@ -194,14 +232,19 @@ def test_truncation_in_the_file_is_not_for_serving(tmp_path: Path) -> None:
     assert len(tokenizer.encode(" the", add_special_tokens=True)) == 4
 
 
-@pytest.mark.parametrize(("files", "reason"), [
-    ({"tokenizer__json": "{"}, "tokenizer.json: not a tokenizer"),
-    ({"tokenizer_config__json": "["}, "tokenizer_config.json: cannot be read"),
-    ({"tokenizer_config__json": "[]"}, "tokenizer_config.json: not a JSON object"),
-    ({"tokenizer_config__json": {"chat_template": [1]}}, "tokenizer_config.json: chat_template must be"),
-    ({"chat_template__jinja": "{% for %}"}, "chat template 'default', line 1"),
-])
-def test_a_bad_directory_is_named_with_the_reason(tmp_path: Path, files: dict[str, object], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"tokenizer__json": "{"}, "tokenizer.json: not a tokenizer"),
+        ({"tokenizer_config__json": "["}, "tokenizer_config.json: cannot be read"),
+        ({"tokenizer_config__json": "[]"}, "tokenizer_config.json: not a JSON object"),
+        ({"tokenizer_config__json": {"chat_template": [1]}}, "tokenizer_config.json: chat_template must be"),
+        ({"chat_template__jinja": "{% for %}"}, "chat template 'default', line 1"),
+    ],
+)
+def test_a_bad_directory_is_named_with_the_reason(
+    tmp_path: Path, files: dict[str, object], reason: str
+) -> None:
     with pytest.raises(TokenizerError, match=str(tmp_path)) as error:
         Tokenizer.load(directory(tmp_path, **files))
     assert reason in str(error.value)

@@ -7,7 +7,7 @@ import sys
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 import uvloop
@@ -39,89 +39,74 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-Duration = Annotated[float | None, typer.Option(parser=parse_duration, metavar="TIME")]
+def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+def _time(panel: str, text: str) -> Any:
+    return _option(panel, text, parser=parse_duration, metavar="TIME")
+
+
+_target = partial(_option, "Target")
+_trace = partial(_option, "Trace")
+_report = partial(_option, "Report")
 
 
 def replay(
     trace: Annotated[
         str,
         typer.Argument(
-            help="Trace file (Mooncake JSONL or agent sessions; .gz, .xz), or [bold]demo[/] for a small one."
+            help="Trace file (Mooncake JSONL or agent sessions; .gz, .xz), or 'demo': a small one inside."
         ),
     ],
-    url: Annotated[str, typer.Option(help="Base URL of the OpenAI endpoint.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, _target("Base URL of an OpenAI endpoint.")] = "http://127.0.0.1:8000",
     model: Annotated[
-        str | None, typer.Option(help="Model to ask for.  [dim]default: the first listed[/]")
+        str | None, _target("Model to ask for. Default: the first one listed.", metavar="NAME")
     ] = None,
-    speed: Annotated[float, typer.Option(help="Replay so many times faster than recorded.", min=1e-6)] = 1.0,
-    limit: Annotated[int | None, typer.Option(help="Only the first N requests.", min=1, metavar="N")] = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option(
-            "--json", help="Write every request's row and the summary here; - is stdout.", metavar="FILE"
-        ),
+    endpoint: Annotated[EndpointChoice, _target("Which endpoint to ask.")] = EndpointChoice.chat,
+    api_key: Annotated[
+        str | None, _target("Sent as a bearer token.", envvar="PREFIXGATE_API_KEY", metavar="KEY")
     ] = None,
-    endpoint: Annotated[EndpointChoice, typer.Option(help="Endpoint to ask.")] = EndpointChoice.chat,
+    timeout: Annotated[float, _time("Target", "Deadline of each request.")] = "10min",  # type: ignore[assignment]  # is parsed
+    ignore_eos: Annotated[
+        bool, _target("Ask for exact output lengths; strict endpoints may refuse the field.")
+    ] = True,
+    speed: Annotated[float, _trace("Replay so many times faster than recorded.", min=1e-6)] = 1.0,
+    limit: Annotated[int | None, _trace("Only the first N requests.", min=1, metavar="N")] = None,
+    max_output: Annotated[
+        int | None, _trace("At most N output tokens a request.", min=1, metavar="N")
+    ] = None,
+    block_tokens: Annotated[int, _trace("Mooncake: tokens in a block.", min=1, metavar="N")] = 512,
+    session_gap: Annotated[float, _time("Trace", "Agent sessions: one begins every TIME.")] = "10s",  # type: ignore[assignment]  # is parsed
+    max_pause: Annotated[
+        float | None, _time("Trace", "Agent sessions: longer pauses are cut to TIME.")
+    ] = None,
     slo_ttft: Annotated[
-        float | None,
-        typer.Option(parser=parse_duration, metavar="TIME", help="Goodput: longest TTFT, such as 2s."),
+        float | None, _time("Report", "Goodput: longest time to first token, such as 2s.")
     ] = None,
     slo_itl: Annotated[
-        float | None,
-        typer.Option(
-            parser=parse_duration,
-            metavar="TIME",
-            help="Goodput: longest mean time between tokens, such as 100ms.",
-        ),
+        float | None, _time("Report", "Goodput: longest mean time between tokens, such as 100ms.")
     ] = None,
-    slo_e2e: Annotated[
-        float | None,
-        typer.Option(parser=parse_duration, metavar="TIME", help="Goodput: longest time to the last token."),
-    ] = None,
-    max_output: Annotated[
-        int | None, typer.Option(help="Ask for at most N output tokens a request.", min=1, metavar="N")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(parser=parse_duration, metavar="TIME", help="Deadline of each request.")
-    ] = "10min",  # type: ignore[assignment]  # parsed by parse_duration, as a given value is
-    api_key: Annotated[
-        str | None, typer.Option(envvar="PREFIXGATE_API_KEY", help="Sent as a bearer token.", metavar="KEY")
-    ] = None,
-    ignore_eos: Annotated[
-        bool,
-        typer.Option(help="Ask for exact output lengths; endpoints other than vLLM's may refuse the field."),
-    ] = True,
+    slo_e2e: Annotated[float | None, _time("Report", "Goodput: longest time to the last token.")] = None,
     worker_header: Annotated[
-        str, typer.Option(help="Response header that names the worker.", metavar="NAME")
+        str, _report("Response header that names the worker.", metavar="NAME")
     ] = "x-worker-id",
     workers: Annotated[
-        int | None,
-        typer.Option(help="Fleet size, so that idle workers count in max ÷ mean.", min=1, metavar="N"),
+        int | None, _report("Fleet size, so that idle workers count in max ÷ mean.", min=1, metavar="N")
     ] = None,
-    block_tokens: Annotated[
-        int, typer.Option(help="Tokens in a block of a Mooncake trace.", min=1, metavar="N")
-    ] = 512,
-    session_gap: Annotated[
-        float,
-        typer.Option(parser=parse_duration, metavar="TIME", help="Agent sessions: one begins every TIME."),
-    ] = "10s",  # type: ignore[assignment]
-    max_pause: Annotated[
-        float | None,
-        typer.Option(
-            parser=parse_duration, metavar="TIME", help="Agent sessions: cut longer pauses to TIME."
-        ),
+    json_file: Annotated[
+        str | None,
+        _report("Write summary and every request's row here; - is stdout.", "--json", metavar="FILE"),
     ] = None,
-    allow_errors: Annotated[
-        bool, typer.Option("--allow-errors", help="Exit with 0 although requests failed.")
-    ] = False,
+    allow_errors: Annotated[bool, _report("Exit with 0 although requests failed.", "--allow-errors")] = False,
 ) -> None:
     """Replay a request trace against an OpenAI endpoint, each request at its own time, and report what it
     felt like.
 
-    Prompts are made from the trace's block ids: the same text for every target, so runs against different
-    endpoints compare. Ctrl-C stops early and reports what was measured so far.
+    Prompts are made from the trace's block ids, the same text for every target.
+    Ctrl-C stops early and reports what was measured so far.
 
-    [dim]prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms[/]
+    For a first look: prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms
     """
     try:
         arrivals = read_trace(
@@ -143,7 +128,7 @@ def replay(
     summary = summarize(outcome.records, slos=slos, fleet_size=workers)
     print_report(
         Console(stderr=json_file == "-"),
-        report(summary, trace=trace, url=url, model=outcome.model, speed=speed, slos=slos),
+        report(summary, trace=Path(trace).name, url=url, model=outcome.model, speed=speed, slos=slos),
     )
     if json_file:
         settings = {

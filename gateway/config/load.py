@@ -41,8 +41,9 @@ def parse_config(
     Raises ConfigError.
     """
     read = read_yaml(text, os.environ if environment is None else environment)
-    if read.value is None and not read.problems:
-        raise ConfigError(source, [Problem("", "is empty; it needs at least one entry under workers")])
+    if read.value is None:
+        empty = Problem("", "is empty; it needs at least one entry under workers")
+        raise ConfigError(source, read.problems or [empty])
     return _validate(read.value, source, base_dir, read.origins, read.problems)
 
 
@@ -107,10 +108,9 @@ def _validate(
     except ValidationError as error:
         known = {problem.path for problem in problems if problem.path}
         found = problems_of(error.errors(include_url=False), Config, origins)
-        # A text that is no YAML at all has one problem; what is missing from it is none of its own.
-        if not any(not problem.path for problem in problems):
-            problems = problems + [problem for problem in found if problem.path not in known]
-        raise ConfigError(source, problems) from None
+        raise ConfigError(
+            source, problems + [problem for problem in found if problem.path not in known]
+        ) from None
     if problems:
         raise ConfigError(source, problems)
     return config

@@ -1,7 +1,5 @@
 """How figures are written for people: three significant digits and a unit that fits."""
 
-# ruff: noqa: PLR2004 - where a unit begins is a number of its own
-
 from __future__ import annotations
 
 from typing import Final

@@ -23,6 +23,7 @@ _BAR_WIDTH: Final = 10
 _FILE_COLUMNS: Final = 100
 _LATE_S: Final = 0.05  # the client's own lateness at p99 that earns a warning
 _RATIO_OFF: Final = 0.05  # how far token counts may be from the trace's before it is said
+_WARM: Final = 0.02  # so far above the limit is more than the chat template's own tokens
 _STEADY: Final = 0.02  # quarters whose shares differ by less are called steady
 
 
@@ -65,6 +66,10 @@ def warnings(summary: Summary) -> list[str]:
         found.append(
             "No answer told usage.prompt_tokens_details.cached_tokens, so cache hits are not known"
             " (vLLM tells them with --enable-prompt-tokens-details)."
+        )
+    if (summary.hits.of_limit or 0.0) > 1 + _WARM:
+        found.append(
+            "More came from cache than one empty cache could have served: it was warm when the replay began."
         )
     if summary.sent < summary.planned:
         found.append(f"Stopped early: {summary.planned - summary.sent:,} requests were never sent.")

@@ -1,11 +1,12 @@
-"""What tokens and blocks cost: `python -m tests.bench.tokens [TOKENIZER_DIRECTORY]`, microseconds, the median of many.
+"""What tokens and blocks cost, in microseconds: `python -m tests.bench.tokens [TOKENIZER_DIRECTORY]`.
 
-Prompts are real dialogues (tau-bench) cut to 200, 2,000 and 8,000 tokens. "cold" is text never seen by the library:
-each run encodes other words.
+Medians. Prompts are real dialogues (tau-bench) cut to 200, 2,000 and 8,000 tokens. "cold" is text never seen
+by the library: each run encodes other words.
 """
 
 from __future__ import annotations
 
+import random
 import resource
 import statistics
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
-from tests.tokens_fixtures import EMBEDDED, dialogues, real_text
+from tests.tokens_fixtures import EMBEDDED, dialogues
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,9 @@ def microseconds(run: Callable[[], object], *, rounds: int = 200) -> float:
 def prompt(tokenizer: Tokenizer, n_tokens: int) -> str:
     """A chat prompt of about `n_tokens`: turns of dialogue with their markers."""
     text = "".join(
-        f"<|im_start|>{m['role']}\n{m.get('content')}<|im_end|>\n" for body in dialogues() for m in body["messages"]
+        f"<|im_start|>{m['role']}\n{m.get('content')}<|im_end|>\n"
+        for body in dialogues()
+        for m in body["messages"]
     )
     low, high = 0, len(text)
     while low < high:
@@ -54,7 +57,8 @@ def unseen(text: str, number: int) -> str:
     return text.translate(dict(zip(range(97, 123), letters, strict=True)))
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901  # one row after the other
+    """Print the table."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else EMBEDDED
     fast = Tokenizer.load(directory)
     slow = Tokenizer.load(directory, backends=("tokenizers",))
@@ -73,7 +77,11 @@ def main() -> None:
 
     def render(text: str) -> float:
         turns = [text[start : start + 600] for start in range(0, len(text), 600)]
-        body = {"messages": [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]}
+        body = {
+            "messages": [
+                {"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)
+            ]
+        }
         return microseconds(lambda: fast.render_chat(body)) if fast.chat_template else float("nan")
 
     def seen(text: str) -> float:
@@ -118,12 +126,19 @@ def main() -> None:
     row("encode, tokenizers, cold", cold(slow))
     row("chain of hashes", chain)
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    text = real_text()
-    for number in range(400):
-        fast.encode(unseen(text[number * 97 : number * 97 + 50_000], number), add_special_tokens=False)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"memory grown by 20 MB of text in 25 alphabets: {grown / 1024:.0f} MB")
+    before = resident_mb()
+    rng = random.Random(1)  # noqa: S311
+    for _ in range(200):
+        words = [
+            "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(4, 12))) for _ in range(6_000)
+        ]
+        fast.encode(" ".join(words), add_special_tokens=False)
+    print(f"memory grown by 11 MB of random words in {fast.backend}: {resident_mb() - before:.0f} MB")
+
+
+def resident_mb() -> float:
+    """Resident memory of this process (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
 if __name__ == "__main__":

@@ -1,0 +1,162 @@
+"""The command line as a newcomer meets it: help, good input, and every kind of wrong input."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway import __version__
+from gateway.cli import COMMANDS, application
+from gateway.config.reference import reference
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(application(), words, env={"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+def told(result: Result) -> str:
+    """Standard error as one line, without the frame that wraps long messages."""
+    return " ".join(re.sub(r"[│╭╰╮╯─]", " ", result.stderr).split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself(command: str) -> None:
+    result = call(command, "--help")
+    assert result.exit_code == 0
+    assert f"prefixgate {command}" in result.stdout.split("Options")[0].split("Usage:")[1].split("\n", 1)[1]
+
+
+def test_help_lists_the_commands_in_order() -> None:
+    lines = call("--help").stdout.split("Commands")[1].splitlines()
+    assert [name for line in lines for name in COMMANDS if re.match(rf"│ {name}\b", line)] == list(COMMANDS)
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    result = call()
+    assert result.exit_code == 2
+    assert "Usage: " in result.output
+
+
+@pytest.mark.parametrize("words", [["--version"], ["version"]])
+def test_version(words: list[str]) -> None:
+    result = call(*words)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"prefixgate {__version__}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serv"], "No such command 'serv'. Did you mean 'serve'?"),
+        (["serve"], "give --config FILE, or --worker URL at least once"),
+        (["serve", "--prot", "1"], "No such option: --prot"),
+        (["serve", "-w", "http://a:1", "--port", "x"], "Invalid value for '--port'"),
+        (["serve", "-c", "x.yaml", "-w", "http://a:1"], "--config takes the place of the other flags"),
+        (
+            ["serve", "-w", "http://a:1", "--policy", "costs"],
+            "routing.policy: expected one of cost, least_loaded, round_robin (did you mean cost?)",
+        ),
+        (["serve", "-w", "https://a:1"], "workers[0].url: expected an http:// URL"),
+        (["serve", "-w", "http://a:1", "--tokenizer", "embedded"], "--tokenizer: needs --model NAME"),
+        (["check"], "give one of --config FILE, --schema and --docs"),
+        (["check", "--schema", "--docs"], "give one of --config FILE, --schema and --docs"),
+    ],
+)
+def test_wrong_usage_is_told_with_exit_code_2(words: list[str], message: str) -> None:
+    result = call(*words)
+    assert message in told(result)
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_bad_file_is_told_with_exit_code_1(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("workers:\n- url: http://a:1\nlimts: {}\n[x]: [/bold]\n")
+    result = call(command, "-c", str(file))
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        f"{file}: 2 problems",
+        "  line 3: limts: unknown setting; did you mean limits?",
+        "  line 4: a key must be a word",
+    ]
+
+
+def test_a_file_that_is_not_there_is_told() -> None:
+    result = call("check", "-c", "nothing.yaml")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "nothing.yaml: 1 problem\n  cannot be read: No such file or directory\n",
+    )
+
+
+def test_a_good_file_is_summed_up(tmp_path: Path) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text(
+        "listen: {host: 0.0.0.0, port: 0}\n"
+        "models: [{name: '[b]tiny', tokenizer: embedded}]\n"
+        "workers:\n"
+        "- {url: 'http://a:1', kv_events: {endpoint: 'tcp://a:5557'}}\n"
+        "- {url: 'http://b:1', name: second, models: ['[b]tiny'], block_size: 32, api_key: hidden}\n"
+    )
+    result = call("check", "-c", str(file))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [line.rstrip() for line in result.stdout.splitlines()] == [
+        f"✓ {file} is valid",
+        "  listens on 0.0.0.0 port chosen at start, routes by cost",
+        "worker  url         models          block size  KV events",
+        "a:1     http://a:1  asked at start  16          tcp://a:5557",
+        "second  http://b:1  [b]tiny         32          predicted",
+        "model    tokenizer  chat template",
+        "[b]tiny  embedded   of the tokenizer",
+        "note: the gateway accepts connections from other machines and asks no one for a key",
+    ]
+
+
+def test_notes_say_what_may_not_be_meant(tmp_path: Path) -> None:
+    file = tmp_path / "one.yaml"
+    file.write_text("workers: [{url: 'http://a:1'}]\n")
+    notes = [line for line in call("check", "-c", str(file)).stdout.splitlines() if line.startswith("note:")]
+    assert notes == [
+        "note: no model has a tokenizer: the cost policy cannot see prefixes and routes by load alone",
+        "note: with a single worker there is nothing to choose",
+    ]
+
+
+def test_the_schema_is_json() -> None:
+    schema = json.loads(call("check", "--schema").stdout)
+    assert schema["required"] == ["workers"]
+
+
+def test_the_reference_is_printed() -> None:
+    assert call("check", "--docs").stdout == reference()
+
+
+def test_the_program_itself(tmp_path: Path) -> None:
+    """A real process: exit codes and streams, and nothing heavy loaded for a light command."""
+    heavy = "{'aiohttp', 'openai', 'opentelemetry', 'tokenizers', 'transformers', 'uvloop', 'zmq'}"
+    code = (
+        "import sys; from gateway.cli import main\n"
+        "try: main()\n"
+        f"finally: print(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
+    )
+    light = subprocess.run(
+        [sys.executable, "-c", code, "version"], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert light.returncode == 0
+    assert light.stdout.startswith(f"prefixgate {__version__} (Python ")
+    assert light.stderr == "[]\n"
+    bad = subprocess.run(
+        [sys.executable, "-m", "gateway", "check", "-c", str(tmp_path / "none.yaml")],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert bad.stderr == f"{tmp_path}/none.yaml: 1 problem\n  cannot be read: No such file or directory\n"
