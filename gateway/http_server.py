@@ -269,9 +269,9 @@ class ClientConnection(asyncio.Protocol):
             return b""
         if end > limits.head_bytes:
             raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
-        self._complete = False
         self._body = []
         head, length, parser = _HEADS.read(data[:end], self)
+        self._complete = False
         self._head = head
         data = data[end:]
         if head.chunked:
@@ -320,8 +320,6 @@ class ClientConnection(asyncio.Protocol):
                 end = len(data)
             try:
                 parser.feed_data(data[at:end])
-            except httptools.HttpParserUpgrade:
-                pass  # raised at the end of a body whose head offered another protocol: the offer is ignored
             except httptools.HttpParserError as error:
                 raise HttpError(400, f"malformed chunked body: {error}") from None
             at = end
