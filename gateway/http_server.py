@@ -14,6 +14,7 @@ import asyncio
 import re
 import select
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -32,6 +33,7 @@ _DRAIN_SECONDS: Final = 2.0
 _DRAIN_BYTES: Final = 64 << 20
 _without_empty_lines: Final = re.compile(rb"\A(?:\r\n)+").sub
 _NOTHING: Final = (b"", b"\r")
+_RESET: Final = struct.pack("ii", 1, 0)
 _HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -357,7 +359,7 @@ class ClientConnection(asyncio.Protocol):
         if exchange.cut_short:
             self._phase = _Phase.CLOSED
             if exchange.until_close or self.paused:
-                self.transport.abort()
+                self._reset()
             else:
                 self.transport.close()
         elif not exchange.keep_alive or self.server.draining:
@@ -441,6 +443,13 @@ class ClientConnection(asyncio.Protocol):
         if self._buffer and not self._taking:
             data, self._buffer = self._buffer, b""
             self._take(data)
+
+    def _reset(self) -> None:
+        """Close with a reset: an orderly end would say that the answer is complete."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
 
     def _resume_reading(self) -> None:
         if not self._reading:
