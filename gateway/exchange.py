@@ -39,7 +39,7 @@ class Pipeline(Protocol):
 class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
-    __slots__ = ("arrived", "attempts", "body", "cached_tokens", "call", "client", "cut_short", "finished", "first_byte_at",
+    __slots__ = ("arrived", "attempts", "body", "cached_blocks", "cached_tokens", "call", "client", "cut_short", "finished", "first_byte_at",
                  "head", "keep_alive", "pool", "progress", "prompt", "request_id", "reservation", "response_bytes",
                  "reused", "status", "streaming", "tried", "unchunk", "until_close", "upstream", "worker", "write")  # fmt: skip
 
@@ -56,6 +56,7 @@ class Exchange:
         self.status = 0
         self.response_bytes = 0
         self.attempts = 0
+        self.cached_blocks = 0
         self.cached_tokens = 0
         self.finished = False
         self.streaming = False  # True once a byte of a worker's answer has gone to the client
