@@ -87,7 +87,10 @@ class Exchange:
             return
         self.status = status
         self.response_bytes = len(body)
-        self.write(render_response(status, body, self.request_id, keep_alive=self.keep_alive, fields=fields))
+        answer = render_response(status, body, self.request_id, keep_alive=self.keep_alive, fields=fields)
+        if self.head.method == b"HEAD":  # a body would be read as the next answer (RFC 9110 §9.3.2)
+            answer = answer[: len(answer) - len(body)]
+        self.write(answer)
         self._finish()
 
     def refuse(self, error: ApiError) -> None:
