@@ -34,6 +34,7 @@ _TARGET: Final = re.compile(rb"(?i:https?://[^/?#]*)?(/[^?#]*)((?:\?[^#]*)?)").f
 
 _CONTENT_LENGTH: Final = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})[ \t]*\r\n").search
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}").fullmatch
+_CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 _REMEMBERED: Final = 512
 _LONGEST: Final = 4096
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -130,10 +131,11 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
             a version other than 1.0 and 1.1, 417 for an expectation other than 100-continue.
     """
     parser = httptools.HttpRequestParser(listener)
+    offers_upgrade = False
     try:
         parser.feed_data(raw)
     except httptools.HttpParserUpgrade:
-        pass  # an offer to switch protocols may be ignored (RFC 9110 §7.8)
+        offers_upgrade = True  # which may be ignored (RFC 9110 §7.8)
     except httptools.HttpParserError as error:
         raise HttpError(400, f"malformed HTTP request: {error}") from None
     version = parser.get_http_version()
@@ -162,12 +164,17 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
             raise HttpError(400, "Transfer-Encoding is not defined in HTTP/1.0")
         if [coding.lower() for coding in codings] != [b"chunked"]:
             raise HttpError(501, "the only transfer coding served here is chunked")
+    method = parser.get_method()
+    if offers_upgrade and codings is not None:
+        # httptools takes what follows for the other protocol and would pass over the body.
+        parser = httptools.HttpRequestParser(listener)
+        parser.feed_data(_CHUNKED_HEAD)
     expectations = named.get(b"expect", [])
     if any(expectation.lower() != b"100-continue" for expectation in expectations):
         raise HttpError(417, "the only expectation served here is 100-continue")
     request_ids = named.get(b"x-request-id", [])
     head = RequestHead(
-        method=parser.get_method(),
+        method=method,
         path=target[1],
         query=target[2],
         http11=http11,

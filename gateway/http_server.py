@@ -14,6 +14,7 @@ import asyncio
 import re
 import select
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -32,6 +33,7 @@ _DRAIN_SECONDS: Final = 2.0
 _DRAIN_BYTES: Final = 64 << 20
 _without_empty_lines: Final = re.compile(rb"\A(?:\r\n)+").sub
 _NOTHING: Final = (b"", b"\r")
+_RESET: Final = struct.pack("ii", 1, 0)
 _HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -269,9 +271,9 @@ class ClientConnection(asyncio.Protocol):
             return b""
         if end > limits.head_bytes:
             raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
-        self._complete = False
         self._body = []
         head, length, parser = _HEADS.read(data[:end], self)
+        self._complete = False
         self._head = head
         data = data[end:]
         if head.chunked:
@@ -320,8 +322,6 @@ class ClientConnection(asyncio.Protocol):
                 end = len(data)
             try:
                 parser.feed_data(data[at:end])
-            except httptools.HttpParserUpgrade:
-                pass  # raised at the end of a body whose head offered another protocol: the offer is ignored
             except httptools.HttpParserError as error:
                 raise HttpError(400, f"malformed chunked body: {error}") from None
             at = end
@@ -359,7 +359,7 @@ class ClientConnection(asyncio.Protocol):
         if exchange.cut_short:
             self._phase = _Phase.CLOSED
             if exchange.until_close or self.paused:
-                self.transport.abort()
+                self._reset()
             else:
                 self.transport.close()
         elif not exchange.keep_alive or self.server.draining:
@@ -443,6 +443,13 @@ class ClientConnection(asyncio.Protocol):
         if self._buffer and not self._taking:
             data, self._buffer = self._buffer, b""
             self._take(data)
+
+    def _reset(self) -> None:
+        """Close with a reset: an orderly end would say that the answer is complete."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
 
     def _resume_reading(self) -> None:
         if not self._reading:

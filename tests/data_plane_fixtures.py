@@ -337,7 +337,11 @@ async def client_of(gateway: Inside, *, rcvbuf: int | None = None) -> AsyncItera
     if rcvbuf is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
     sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+    except OSError:
+        sock.close()
+        raise
     reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 16)
     try:
         yield Client(reader, writer)

@@ -18,7 +18,18 @@ from backends.http1 import (
     render_response,
 )
 
-HOP_BY_HOP = ["connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "http2-settings"]
+HOP_BY_HOP = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "http2-settings",
+]
 # Fields that are end-to-end but written anew here: the body's framing, this hop's peer, and the trail.
 OWN = ("content-length", "host", "expect", "via", "x-request-id")
 
@@ -398,6 +409,12 @@ def test_an_offer_to_switch_protocols_is_ignored() -> None:
     )
     assert head.fields == b"\r\nA: 1"
     assert head.keep_alive
+    raw = b"POST /x HTTP/1.1\r\nHost: h\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = Body()
+    head, parser = parse_request_head(raw, body)
+    assert head.chunked
+    parser.feed_data(b"3\r\nabc\r\n0\r\n\r\n")
+    assert body.data == b"abc"
 
 
 @pytest.mark.parametrize(
