@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -52,7 +53,9 @@ def repeated(run: Callable[[], object], effort: Effort) -> float:
     return statistics.median(times) / 1e3
 
 
-def once_each(run: Callable[[T], object], inputs: Iterable[T], *, between: Callable[[], object] = int) -> float:
+def once_each(
+    run: Callable[[T], object], inputs: Iterable[T], *, between: Callable[[], object] = int
+) -> float:
     """Median microseconds of one call over `inputs`; `between` is called after each and not counted."""
     nothing = _clock_ns()
     times = []
@@ -67,4 +70,4 @@ def once_each(run: Callable[[T], object], inputs: Iterable[T], *, between: Calla
 def _clock_ns() -> float:
     """What reading the clock costs."""
     readings = [time.process_time_ns() for _ in range(400)]
-    return statistics.median([after - before for before, after in zip(readings, readings[1:], strict=False)])
+    return statistics.median([after - before for before, after in itertools.pairwise(readings)])

@@ -1,8 +1,8 @@
-"""The gateway beside nginx, in one run: `python tests/bench/dataplane.py [--quick] [--json FILE] [--only WORD]`.
+"""The gateway beside nginx: `python tests/bench/dataplane.py [--quick] [--json FILE] [--only WORD]`.
 
-Each proxy has one core to itself; load (wrk) and workers (nginx, and a small streaming one) have another. Rounds
-alternate between the proxies. The CPU time that a proxy takes for a request is the robust figure: requests a second
-also tell what else the machine was doing.
+Each proxy has one core to itself; load (wrk) and workers (nginx, and a small streaming one) have another.
+Rounds alternate between the proxies. The CPU time that a proxy takes for a request is the robust figure:
+requests a second also tell what else the machine was doing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,17 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cache.tokenizer import Tokenizer
 from gateway.app import EMBEDDED_TOKENIZER
-from tests.bench.processes import Load, Server, free_port, gateway, missing_tools, nginx, server, wrk, wrk_script
+from tests.bench.processes import (
+    Load,
+    Server,
+    free_port,
+    gateway,
+    missing_tools,
+    nginx,
+    server,
+    wrk,
+    wrk_script,
+)
 from tests.bench.workload import MODEL, chars_per_token, chat_body, fragments, text_of
 
 BODIES = 64
@@ -41,8 +51,8 @@ local bodies, n = {}, 0
 function init(args)
   for line in io.lines(args[1]) do
     n = n + 1
-    bodies[n] = wrk.format("POST", nil, {["Content-Type"] = "application/json", ["Authorization"] = "Bearer sk-bench",
-      ["x-events"] = args[2], ["x-interval"] = args[3]}, line)
+    bodies[n] = wrk.format("POST", nil, {["Content-Type"] = "application/json",
+      ["Authorization"] = "Bearer sk-bench", ["x-events"] = args[2], ["x-interval"] = args[3]}, line)
   end
 end
 local i = 0
@@ -82,7 +92,9 @@ _ANSWER = json.dumps(
         "usage": {"prompt_tokens": 200, "completion_tokens": 60, "total_tokens": 260},
     }
 )
-_MODELS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "bench"}]})
+_MODELS = json.dumps(
+    {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "bench"}]}
+)
 
 
 @dataclass(frozen=True)
@@ -211,7 +223,10 @@ def unary_proxies(folder: Path, cores: tuple[int, int]) -> Iterator[dict[str, Se
     )
     with contextlib.ExitStack() as stack:
         direct = stack.enter_context(nginx("workers", workers, ports[0], folder, core=load_core))
-        yield {DIRECT: direct, **_proxies(stack, folder, ports[:2], ports[2:], proxy_core, "")}
+        yield {
+            DIRECT: direct,
+            **_proxies(stack, folder, proxy_core, workers=ports[:2], ports=ports[2:], prefix=""),
+        }
 
 
 @contextlib.contextmanager
@@ -219,20 +234,31 @@ def stream_proxies(folder: Path, cores: tuple[int, int]) -> Iterator[dict[str, S
     """The same in front of one worker that streams."""
     proxy_core, load_core = cores
     ports = [free_port() for _ in range(4)]
-    command = [sys.executable, Path(__file__).with_name("stream_worker.py"), str(ports[0])]
+    command: list[str | Path] = [sys.executable, Path(__file__).with_name("stream_worker.py"), str(ports[0])]
     with contextlib.ExitStack() as stack:
         direct = stack.enter_context(server("stream worker", command, ports[0], folder, core=load_core))
-        yield {DIRECT: direct, **_proxies(stack, folder, ports[:1], ports[1:], proxy_core, "streams ")}
+        yield {
+            DIRECT: direct,
+            **_proxies(stack, folder, proxy_core, workers=ports[:1], ports=ports[1:], prefix="streams "),
+        }
 
 
 def _proxies(
-    stack: contextlib.ExitStack, folder: Path, workers: Sequence[int], ports: Sequence[int], core: int, prefix: str
+    stack: contextlib.ExitStack,
+    folder: Path,
+    core: int,
+    *,
+    workers: Sequence[int],
+    ports: Sequence[int],
+    prefix: str,
 ) -> dict[str, Server]:
     upstream = "".join(f"server 127.0.0.1:{port};" for port in workers)
     config = (
-        f"upstream workers {{ {upstream} keepalive 2048; keepalive_requests 100000000; keepalive_timeout 600s; }}\n"
-        f"server {{ listen 127.0.0.1:{ports[0]} backlog=4096; tcp_nodelay on; location / {{ proxy_pass http://workers;\n"
-        'proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; proxy_request_buffering on; } }'
+        f"upstream workers {{ {upstream}\n"
+        "keepalive 2048; keepalive_requests 100000000; keepalive_timeout 600s; }\n"
+        f"server {{ listen 127.0.0.1:{ports[0]} backlog=4096; tcp_nodelay on;\n"
+        "location / { proxy_pass http://workers; proxy_buffering off; proxy_request_buffering on;\n"
+        'proxy_http_version 1.1; proxy_set_header Connection ""; } }'
     )
     urls = ", ".join(f"{{url: 'http://127.0.0.1:{port}', name: w{port}}}" for port in workers)
     common = f"workers: [{urls}]\nlog: {{level: warning}}\nlimits: {{drain_timeout: 0s}}\n"
@@ -252,10 +278,23 @@ def ratio(mine: Sequence[float], other: Sequence[float]) -> float:
 
 def show(console: Console, results: dict[str, tuple[Test, dict[str, Figures]]]) -> None:
     """Print the table."""
-    table = Table(title="The gateway beside nginx: medians; × nginx is the median over pairs of rounds", title_justify="left")
+    table = Table(
+        title="The gateway beside nginx: medians; × nginx is the median over pairs of rounds",
+        title_justify="left",
+    )
     table.add_column("load")
     table.add_column("proxy")
-    for column in ("per second", "× nginx", "CPU µs", "nginx CPU ÷ its CPU", "core", "p50 ms", "p99 ms", "RSS MB", "errors"):
+    for column in (
+        "per second",
+        "× nginx",
+        "CPU µs",
+        "nginx CPU ÷ its CPU",
+        "core",
+        "p50 ms",
+        "p99 ms",
+        "RSS MB",
+        "errors",
+    ):
         table.add_column(column, justify="right")
     for name, (test, figures) in results.items():
         reference = figures[NGINX]
@@ -280,14 +319,18 @@ def show(console: Console, results: dict[str, tuple[Test, dict[str, Figures]]]) 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and print; 0, or 2 where a tool is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="half of the tests and one round: under 40 s, rough figures")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="half of the tests and one round: under 40 s, rough figures"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="of each proxy in each test")
     parser.add_argument("--seconds", type=int, default=2, help="of a round")
     parser.add_argument("--only", metavar="WORD", help="the tests with this in their name")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds")
     options = parser.parse_args(arguments)
-    console = Console()
+    console = Console(width=max(Console().width, 150))
     if missing := missing_tools():
         console.print(f"Left out: this needs nginx and wrk. On Debian: apt-get install {' '.join(missing)}")
         return 2
@@ -296,7 +339,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if cores[0] == cores[1]:
         console.print("There is one core only: proxies and load share it, so look at the CPU time alone.")
     tokenizer = Tokenizer.load(EMBEDDED_TOKENIZER)
-    chosen = [test for test in tests(tokenizer) if (options.only or "") in test.name and (test.quick or not options.quick)]
+    chosen = [
+        test
+        for test in tests(tokenizer)
+        if (options.only or "") in test.name and (test.quick or not options.quick)
+    ]
     results: dict[str, tuple[Test, dict[str, Figures]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -313,7 +360,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         results[test.name] = (test, bench.run(test, servers))
     show(console, results)
     if options.json:
-        content = {name: {proxy: asdict(of) for proxy, of in figures.items()} for name, (_, figures) in results.items()}
+        content = {
+            name: {proxy: asdict(of) for proxy, of in figures.items()}
+            for name, (_, figures) in results.items()
+        }
         options.json.write_text(json.dumps(content, indent=1))
     return 0
 

@@ -1,4 +1,4 @@
-"""Processes of a benchmark on cores of their own, and what they used: nginx, wrk, the gateway, a stream worker."""
+"""Processes of a benchmark on cores of their own, and what they used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -66,8 +65,13 @@ def on_core(core: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def server(name: str, command: Sequence[str | Path], port: int, folder: Path, *, core: int) -> Iterator[Server]:
-    """Run a server until the block ends; it is ready when it lists its models. Raises RuntimeError with its last words."""
+def server(
+    name: str, command: Sequence[str | Path], port: int, folder: Path, *, core: int
+) -> Iterator[Server]:
+    """Run a server until the block ends; it is ready when it lists its models.
+
+    Raises RuntimeError with its last words.
+    """
     log = folder / f"{name.replace(' ', '-')}.log"
     with log.open("wb") as output, on_core(core):
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
@@ -83,22 +87,29 @@ def server(name: str, command: Sequence[str | Path], port: int, folder: Path, *,
             process.wait()
 
 
-def nginx(name: str, config: str, port: int, folder: Path, *, core: int) -> contextlib.AbstractContextManager[Server]:
+def nginx(
+    name: str, config: str, port: int, folder: Path, *, core: int
+) -> contextlib.AbstractContextManager[Server]:
     """nginx in one process; `config` is the inside of its `http` block."""
     home = folder / name.replace(" ", "-")
     home.mkdir()
-    paths = "".join(f"{kind}_temp_path {kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    paths = "".join(
+        f"{kind}_temp_path {kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
     (home / "nginx.conf").write_text(
-        "daemon off; master_process off; pid nginx.pid; error_log nginx.err warn; worker_rlimit_nofile 20000;\n"
-        f"events {{ worker_connections 8192; }}\nhttp {{ access_log off; {paths}\n"
-        "client_max_body_size 64m; client_body_buffer_size 256k; keepalive_requests 100000000; keepalive_timeout 600s;\n"
+        "daemon off; master_process off; pid nginx.pid; error_log nginx.err warn;\n"
+        f"worker_rlimit_nofile 20000; events {{ worker_connections 8192; }}\nhttp {{ access_log off; {paths}\n"
+        "client_max_body_size 64m; client_body_buffer_size 256k;\n"
+        "keepalive_requests 100000000; keepalive_timeout 600s;\n"
         f"{config}\n}}\n"
     )
-    command = ["nginx", "-p", f"{home}/", "-e", "nginx.err", "-c", "nginx.conf"]
+    command: list[str | Path] = ["nginx", "-p", f"{home}/", "-e", "nginx.err", "-c", "nginx.conf"]
     return server(name, command, port, folder, core=core)
 
 
-def gateway(name: str, config: str, port: int, folder: Path, *, core: int) -> contextlib.AbstractContextManager[Server]:
+def gateway(
+    name: str, config: str, port: int, folder: Path, *, core: int
+) -> contextlib.AbstractContextManager[Server]:
     """`prefixgate serve` with this YAML."""
     path = folder / f"{name.replace(' ', '-')}.yaml"
     path.write_text(config)
@@ -119,8 +130,8 @@ class Load:
 _WRK_DONE = """
 function done(summary, latency)
   local e = summary.errors
-  io.write(string.format('{"requests":%d,"seconds":%f,"errors":%d,"p50_us":%d,"p99_us":%d}\\n', summary.requests,
-    summary.duration / 1e6, e.connect + e.read + e.write + e.status + e.timeout,
+  io.write(string.format('{"requests":%d,"seconds":%f,"errors":%d,"p50_us":%d,"p99_us":%d}\\n',
+    summary.requests, summary.duration / 1e6, e.connect + e.read + e.write + e.status + e.timeout,
     latency:percentile(50), latency:percentile(99)))
 end
 """
@@ -149,9 +160,15 @@ def wrk_script(path: Path, requests: str) -> Path:
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, fault: str, log: Path) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError, urllib.error.URLError, ValueError):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=1) as answer:
-                if json.load(answer).get("data"):
-                    return
+        if _lists_models(port):
+            return
         time.sleep(0.05)
     raise RuntimeError(f"{fault}: {log.read_text(errors='replace')[-2000:]}")
+
+
+def _lists_models(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=1) as answer:
+            return bool(json.load(answer).get("data"))
+    except (OSError, ValueError):
+        return False

@@ -1,4 +1,4 @@
-"""The gateway's real data plane in this process, between transports that send nothing: no sockets, no kernel."""
+"""The gateway's real data plane in this process, between transports that send nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NullTransport(asyncio.Transport):
 
 
 class LaterExecutor(ThreadPoolExecutor):
-    """Keeps what is handed to it until `run` is called, so that the loop's part and the thread's can be told apart."""
+    """Keeps what is handed to it until `run`: so the loop's part and the thread's can be told apart."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -76,7 +76,7 @@ class LaterExecutor(ThreadPoolExecutor):
 
 
 class Rig:
-    """One client, `n_workers` workers that answer to `MODEL`, and everything in between. Needs a running loop."""
+    """One client, `n_workers` workers that answer to `MODEL`, all in between. Needs a running loop."""
 
     def __init__(self, policy: str, tokenizer: Tokenizer | None, *, n_workers: int) -> None:
         loop = asyncio.get_running_loop()

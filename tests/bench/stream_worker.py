@@ -1,7 +1,7 @@
 """A worker that streams: `python tests/bench/stream_worker.py PORT`. Chunked SSE, one event to a chunk.
 
-How many events and how far apart in milliseconds comes in the head, `x-events` and `x-interval`, so that nobody has to
-read the body. Without an interval all events go out in one write.
+How many events and how far apart in milliseconds comes in the head, `x-events` and `x-interval`, so that
+nobody has to read the body. Without an interval all events go out in one write.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ _HEAD = (
     b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
 _EVENT = (
-    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1767225600,"model":"bench","choices":'
-    b'[{"index":0,"delta":{"content":" well"},"logprobs":null,"finish_reason":null}]}\n\n'
+    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1767225600,"model":"bench",'
+    b'"choices":[{"index":0,"delta":{"content":" well"},"logprobs":null,"finish_reason":null}]}\n\n'
 )
 _CHUNK = b"%x\r\n%b\r\n" % (len(_EVENT), _EVENT)
 _END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-_MODELS = b'{"object":"list","data":[{"id":"bench","object":"model","created":0,"owned_by":"bench"}],"chunks":%d}'
+_MODELS = (
+    b'{"object":"list","data":[{"id":"bench","object":"model","created":0,"owned_by":"bench"}],"chunks":%d}'
+)
 
 
 class Connection(asyncio.Protocol):
