@@ -142,7 +142,7 @@ def wrk(
 ) -> Load:
     """Load from one thread. Raises RuntimeError."""
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s", "-s", script, url]
+    command: list[str | Path] = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s", "-s", script, url]
     with on_core(core):
         run = subprocess.run([*command, "--", *arguments], capture_output=True, text=True, check=False)
     last = run.stdout.strip().rpartition("\n")[2]
