@@ -70,7 +70,8 @@ class Worker:
     def view(self, now: float) -> WorkerView:
         """Its state at this moment, frozen."""
         prefill = self.prefill
-        return WorkerView(self.id, self.active, prefill.remaining(now) if prefill.total else 0.0, prefill.rate)
+        queued = prefill.remaining(now) if prefill.total else 0.0
+        return WorkerView(self.id, self.active, queued, prefill.rate, prefill.recent(now))
 
     def load(self) -> WorkerView:
         """The same for policies that count requests only."""

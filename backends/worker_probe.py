@@ -61,7 +61,7 @@ class WorkerProbe:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
             if worker not in self._troubled:
                 self._troubled.add(worker)
-                log.warning("worker %s did not tell its models: %s", worker.id, error or type(error).__name__)
+                log.warning("worker %s did not tell its models: %s", worker.id, type(error).__name__ if not str(error) else error)
             return
         if worker in self._troubled:
             self._troubled.discard(worker)

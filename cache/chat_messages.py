@@ -1,8 +1,8 @@
 """A chat request's body as the variables of a chat template, shaped as vLLM shapes them before it renders.
 
-Source: vLLM `renderers/chat_utils/parse_chat_message*.py`, `renderers/hf.py` (content format), and the pydantic models
-of its chat API, whose field order decides the order of keys in tools that a template writes as JSON. A difference here
-of one space is a prefix that routing misses.
+Source: vLLM `renderers/chat_utils/parse_chat_message*.py`, `renderers/hf.py` (content format), and the
+pydantic models of its chat API, whose field order decides the order of keys in tools that a template writes
+as JSON. A difference here of one space is a prefix that routing misses.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _PART_FIELDS = frozenset({"type", "uuid", *_TEXT_PARTS.values()})
 def chat_variables(body: Mapping[str, object], *, content_parts: bool) -> dict[str, Any]:
     """The variables for one request. Nothing in it is shared with `body` that a template or we would change.
 
-    `content_parts` says that the template wants a message's content as a list of parts, not as one string. Raises
-    TemplateError on a body which is not a chat request with text.
+    `content_parts` says that the template wants a message's content as a list of parts, not as one string.
+    Raises TemplateError on a body which is not a chat request with text.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -67,7 +67,7 @@ def _list(value: object, name: str) -> list[object]:
 
 
 def _tool(tool: object) -> dict[str, Any]:
-    """A tool with the fields of vLLM's models in their order, absent ones as None, and further ones behind them."""
+    """A tool with the fields of vLLM's models in their order, absent ones as None, others behind them."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(tool, Mapping) or not isinstance(function, Mapping):
         message = "each of tools must be an object with a function"
@@ -144,7 +144,7 @@ def _part(entry: object) -> dict[str, Any] | None:
 
 
 def _tool_call(call: object) -> dict[str, Any]:
-    """A tool call whose arguments are an object: clients send them as a string of JSON, templates want a mapping."""
+    """A tool call whose arguments are an object: clients send a string of JSON, templates want a mapping."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         message = "each of tool_calls must be an object with a function"
@@ -165,8 +165,8 @@ def _tool_call(call: object) -> dict[str, Any]:
     }
 
 
-# Does a template want content as a list of parts? As vLLM does, ask whether it loops over a message's content, where
-# a message is what a loop over `messages` (or over a variable made of it) gives.
+# Does a template want content as a list of parts? As vLLM does, ask whether it loops over a message's
+# content, where a message is what a loop over `messages` (or over a variable made of it) gives.
 
 
 def iterates_content(template: nodes.Template) -> bool:

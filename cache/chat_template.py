@@ -1,9 +1,10 @@
-"""Chat requests to prompt text: Jinja templates under the rules of `transformers`, fed the way vLLM feeds them.
+"""Chat requests to prompt text: Jinja templates as `transformers` renders them, fed as vLLM feeds them.
 
-A template comes from the operator's model directory, its input from any client. The sandbox keeps both from reading
-files, importing, touching Python's internals or changing the request; what a template writes is bounded in length. Not
-bounded is the time of a template that loops without writing: a loop over `range` ends at 100,000 turns (Jinja's
-sandbox), but loops may be nested. No client can add a loop, only its messages and tools.
+A template comes from the operator's model directory, its input from any client. The sandbox keeps both from
+reading files, importing, touching Python's internals or changing the request; what a template writes is
+bounded in length. Not bounded is the time of a template that loops without writing: a loop over `range` ends
+at 100,000 turns (Jinja's sandbox), but loops may be nested. No client can add a loop, only its messages and
+tools.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ChatTemplate", "TemplateError"]
 
 MAX_RENDERED_CHARS = 64_000_000
-"""The longest prompt that a template may write: twice the longest body which the gateway takes in by default."""
+"""The longest prompt that a template may write: twice the gateway's default limit of a body."""
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -37,7 +38,7 @@ class ChatTemplate:
     """The compiled templates of one model. Thread-safe."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """Compile `templates`, by name; `special_tokens` are variables for each. ValueError: one does not compile."""
+        """Compile `templates`, by name; each sees `special_tokens`. ValueError: one does not compile."""
         environment = _environment()
         self._templates: dict[str, _Compiled] = {}
         for name, source in templates.items():
@@ -154,7 +155,7 @@ class _Dict:
 class _Namespace(Namespace):
     """A namespace that takes no name with an underscore in front."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805, ANN401  # so that `self=` stays free, as in Jinja
+    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # `self=` stays free
         attributes = dict(*args[1:], **kwargs)
         for name in attributes:
             _check_name(name)
@@ -175,7 +176,7 @@ def _raise_exception(message: object) -> NoReturn:
     raise TemplateError(str(message))
 
 
-def _tojson(  # noqa: PLR0913  # the signature of transformers
+def _tojson(  # the signature of transformers
     value: Any,  # noqa: ANN401
     ensure_ascii: bool = False,  # noqa: FBT001, FBT002
     indent: int | str | None = None,
@@ -198,8 +199,8 @@ _DICT_ATTRIBUTES = frozenset(dir(dict))
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, with a short way to what templates read most: `message.role`, a key of a plain dict.
 
-    Jinja tries an attribute first, which costs an exception for each key. A name that is no attribute of dict gives
-    the same through the short way.
+    Jinja tries an attribute first, which costs an exception for each key. A name that is no attribute of dict
+    gives the same through the short way.
     """
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401

@@ -1,12 +1,12 @@
 """A bounded cache from prompt text to its block hashes: what was seen before is never tokenized again.
 
-A text is cut into pieces (`text_pieces`). A piece is known by a chained 128-bit hash of the `ChainKey`, of everything
-before it and of itself; it remembers the hashes of the blocks which it completes and the tokens left over. A whole text
-is known by one hash more, so a prompt seen before costs one pass of xxh3 over it. Prompts under different salts, models
-or adapters share nothing.
+A text is cut into pieces (`text_pieces`). A piece is known by a chained 128-bit hash of the `ChainKey`, of
+everything before it and of itself; it remembers the hashes of the blocks which it completes and the tokens
+left over. A whole text is known by one hash more, so a prompt seen before costs one pass of xxh3 over it.
+Prompts under different salts, models or adapters share nothing.
 
-Should two 128-bit hashes collide, a prompt gets another's block hashes: it is sent to the wrong worker, and no data
-leaves its owner.
+Should two 128-bit hashes collide, a prompt gets another's block hashes: it is sent to the wrong worker, and
+no data leaves its owner.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import pairwise
 from struct import Struct
 from sys import getsizeof
 from typing import TYPE_CHECKING, NamedTuple, NewType, cast
@@ -98,7 +99,8 @@ class PromptBlockCache:
         """`max_bytes` bounds the cache's own memory, the table and the allocator's rounding included."""
         self._tokenizer = tokenizer
         self._cutter = PieceCutter(tokenizer, piece_chars=piece_chars)
-        # An OrderedDict, for a plain dict finds its oldest entry by walking over all that were dropped before it.
+        # An OrderedDict, for a plain dict finds its oldest entry by walking over all that were dropped before
+        # it.
         self._entries: OrderedDict[_PieceKey, _Entry] = OrderedDict()
         self._entry_bytes = 0
         self.max_bytes = max_bytes
@@ -126,7 +128,8 @@ class PromptBlockCache:
         Raises UnicodeEncodeError, a ValueError, when the text has a lone surrogate.
         """
         ascii_data = _Ascii(text.encode("ascii")) if text.isascii() else None
-        # UTF-16 takes a third of the time of UTF-8 when there is one character beyond ASCII; the digest is ours alone.
+        # UTF-16 takes a third of the time of UTF-8 when there is one character beyond ASCII; the digest is
+        # ours alone.
         data = text.encode("utf-16-le") if ascii_data is None else ascii_data
         origin = _PieceKey(xxh3_128_digest(encode_key(key) + (b"\1" if add_special_tokens else b"\0")))
         whole_key = _PieceKey(
@@ -187,10 +190,10 @@ class PromptBlockCache:
         return hashes, n_tokens, _Position(offset, key, tip, remainder)
 
     def encode(self, scan: PromptScan, *, max_chars: int | None = None) -> EncodedTail:
-        """Tokenize the unknown tail, or as many pieces of it as have `max_chars` characters, and at least one.
+        """Tokenize the unknown tail, or the pieces of it that fit in `max_chars`, and at least one.
 
-        Thread-safe, changes nothing. Long text takes long: about 0.3 ms (fastokens) or 10 ms (tokenizers) for 32,000
-        characters; see `Tokenizer` for the GIL.
+        Thread-safe, changes nothing. Long text takes long: about 0.3 ms (fastokens) or 10 ms (tokenizers) for
+        32,000 characters; see `Tokenizer` for the GIL.
         """
         text, (offset, key, tip, remainder) = scan.text, scan.position
         limit = len(text) if max_chars is None else offset + max_chars
@@ -199,7 +202,7 @@ class PromptBlockCache:
             if cut > limit and len(bounds) > 1:
                 break
             bounds.append(cut)
-        texts = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+        texts = [text[start:end] for start, end in pairwise(bounds)]
         if not self._cutter.separable and scan.add_special_tokens:
             parts = [self._tokenizer.encode(text, add_special_tokens=True)]
         else:
@@ -265,7 +268,7 @@ _WHOLE = b"whole"
 _WIDE = b"whole, UTF-16"
 
 _HEADER = Struct("<QII")
-"""Of an entry: tip, tokens up to the end, count of hashes. The hashes (native u64) and the remainder follow."""
+"""Of an entry: tip, tokens up to its end, count of hashes; the hashes (native u64) and remainder follow."""
 
 
 def _pack(hashes: array[int], n_tokens: int, tip: BlockHash, remainder: TokenIds) -> _Entry:

@@ -1,12 +1,12 @@
 """Where a text may be cut so that its pieces, tokenized one by one, give the tokens of the whole.
 
-Two kinds of places are safe. *Before an added token* that is matched in raw text and looks at nothing around itself:
-tokenizers split there before anything else. *Between words*, where the pre-tokenizer splits whatever stands around:
-shown on probes for the tokenizer at hand, and not used where that fails.
+Two kinds of places are safe. *Before an added token* that is matched in raw text and looks at nothing around
+itself: tokenizers split there before anything else. *Between words*, where the pre-tokenizer splits whatever
+stands around: shown on probes for the tokenizer at hand, and not used where that fails.
 
-A cut depends on where its piece starts and on the few characters around the cut, so texts with a common beginning have
-their first pieces in common. Early pieces are short, so that a short system prompt is a piece of its own; later ones
-grow, so that a long prompt has few.
+A cut depends on where its piece starts and on the few characters around the cut, so texts with a common
+beginning have their first pieces in common. Early pieces are short, so that a short system prompt is a piece
+of its own; later ones grow, so that a long prompt has few.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ WORD_CUTS = (
     r" (?<=[A-Za-z] )(?=[A-Za-z])",
     "[\uff0c\u3002\u3001\uff1b\uff1a](?<=[\u4e00-\u9fa5].)(?=[\u4e00-\u9fa5])",
 )
-"""Places between words, at the start of a match: before a space between ASCII letters, before punctuation between
-Chinese characters. Each begins with the rarest character, for which the search is one quick scan."""
+"""Places between words, at the start of a match: before a space between ASCII letters, before punctuation
+between Chinese characters. Each begins with the rarest character, for which the search is one quick scan."""
 
 _WORD_TEXTS = (
     "Hello world and some more words in a row",
@@ -70,9 +70,10 @@ class PieceCutter:
         if not _proves_tokens(tokenizer, tokens):
             tokens = []
         self._tokens = re.compile(trie_pattern(tokens)) if tokens else None
+        self._words = re.compile("|".join(words)) if words else None
         either = [*words, trie_pattern(tokens)] if tokens else words
         self._either = re.compile("|".join(either)) if either else None
-        self._token_start = commonprefix(tokens)
+        self._token_start = commonprefix(tokens)  # noqa: RUF071  # of characters, that is what is wanted
         self._longest_token = max(map(len, tokens), default=0)
         self.word_cuts = len(words)
         """How many of `WORD_CUTS` are used."""
@@ -80,12 +81,13 @@ class PieceCutter:
         """How many added tokens are places to cut at."""
 
     def next_cut(self, text: str, start: int) -> int:
-        """The end of the piece that starts at `start`: a cut, or the length of the text when there is none left."""
+        """The end of the piece that starts at `start`: a cut, or the length of the text."""
         if self._either is None:
             return len(text)
         long = start + self.piece_chars
         if self._tokens is not None:
-            # Grows with the distance from the text's start: few pieces in long texts, small ones where prompts part.
+            # Grows with the distance from the text's start: few pieces in long texts, small ones where
+            # prompts part.
             first = start + min(self._token_gap, max(SHORTEST_PIECE, start >> 3))
             # Reaches over `long`, so that a token which starts before it is found whole.
             end = long + self._longest_token
@@ -93,7 +95,13 @@ class PieceCutter:
             first = text.find(self._token_start, first, end)
             if first >= 0 and (found := self._tokens.search(text, first, end)) and found.start() < long:
                 return found.start()
-        # From `long` on either kind will do, so that the search never reads far beyond the cut which it finds.
+        if self._words is not None:
+            # Nearly always there is a space soon, and nothing that could begin a token before it.
+            near = self._words.search(text, long, long + 64)
+            if near and (self._tokens is None or text.find(self._token_start, long, near.start()) < 0):
+                return near.start()
+        # From `long` on either kind will do, so that the search never reads far beyond the cut which it
+        # finds.
         found = self._either.search(text, long)
         return len(text) if found is None else found.start()
 
@@ -107,12 +115,14 @@ class PieceCutter:
 def cut_tokens(added: Sequence[AddedToken]) -> list[str]:
     """The added tokens in front of which a text may be cut.
 
-    Matched in raw text (not normalized), with no rule about the characters around them; and no added token may hold
-    one's beginning anywhere but at its own start, or the place in front of an occurrence could lie inside of a match.
+    Matched in raw text (not normalized), with no rule about the characters around them; and no added token
+    may hold one's beginning anywhere but at its own start, or the place in front of an occurrence could lie
+    inside of a match.
     """
     contents = [token.content for token in added]
     plain = {t.content for t in added if not (t.normalized or t.lstrip or t.rstrip or t.single_word)}
-    # A token that strips white space on its left reaches back over a cut; one that starts with it could be reached.
+    # A token that strips white space on its left reaches back over a cut; one that starts with it could be
+    # reached.
     candidates = [
         content for content in contents if content in plain and not content[:1].isspace() and content
     ]
@@ -175,36 +185,39 @@ def _encode(tokenizer: Tokenizer, text: str) -> TokenIds:
 
 def _proves_cut(tokenizer: Tokenizer, cut: str) -> bool:
     """Does a cut at every match of the pattern leave the tokens as they are?"""
-    pre_tokenizer, normalizer = tokenizer.reference.pre_tokenizer, tokenizer.reference.normalizer
-    # Without a pre-tokenizer merges may reach from word to word, whatever a few probes show.
-    if pre_tokenizer is None:
-        return False
     # No added token may reach over such a place, nor swallow the space behind a word.
     for token in tokenizer.added_tokens:
         if re.search("[A-Za-z] |[\u4e00-\u9fa5][\uff0c\u3002\u3001\uff1b\uff1a]", token.content):
             return False
         if token.rstrip and re.search("[A-Za-z]$", token.content):
             return False
-    found = 0
-    for text in _WORD_TEXTS:
-        places = [match.start() for match in re.finditer(cut, text)]
-        found += len(places)
-        whole = _encode(tokenizer, text)
-        for place in places:
-            if _encode(tokenizer, text[:place]) + _encode(tokenizer, text[place:]) != whole:
-                return False
-        pieces = [text[start:end] for start, end in pairwise([0, *places, len(text)])]
-        if b"".join(_encode(tokenizer, piece) for piece in pieces) != whole:
-            return False
-        # The pre-tokenizer must split there by itself: a vocabulary without two-word tokens proves nothing of texts
-        # to come, a split does.
-        normal = text if normalizer is None else normalizer.normalize_str(text)
-        if normal == text:
-            starts = {start for _, (start, _) in pre_tokenizer.pre_tokenize_str(text)}
-            starts |= {end for _, (_, end) in pre_tokenizer.pre_tokenize_str(text)}
-            if not starts.issuperset(places):
-                return False
-    return found > 0
+    places = {text: [match.start() for match in re.finditer(cut, text)] for text in _WORD_TEXTS}
+    return all(
+        _splits_there(tokenizer, text, found) and _same_tokens(tokenizer, text, found)
+        for text, found in places.items()
+    )
+
+
+def _same_tokens(tokenizer: Tokenizer, text: str, places: Sequence[int]) -> bool:
+    whole = _encode(tokenizer, text)
+    pieces = [text[start:end] for start, end in pairwise([0, *places, len(text)])]
+    return b"".join(_encode(tokenizer, piece) for piece in pieces) == whole and all(
+        _encode(tokenizer, text[:place]) + _encode(tokenizer, text[place:]) == whole for place in places
+    )
+
+
+def _splits_there(tokenizer: Tokenizer, text: str, places: Sequence[int]) -> bool:
+    """Does the pre-tokenizer split at all the places by itself?
+
+    That a vocabulary has no token over these few places proves nothing of texts to come; a split does.
+    """
+    pre_tokenizer, normalizer = tokenizer.reference.pre_tokenizer, tokenizer.reference.normalizer
+    if pre_tokenizer is None:
+        return False
+    if normalizer is not None and normalizer.normalize_str(text) != text:
+        return True  # other characters, other places: the equality of tokens has to do
+    ends = {end for _, span in pre_tokenizer.pre_tokenize_str(text) for end in span}
+    return ends.issuperset(places)
 
 
 def _proves_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> bool:

@@ -1,28 +1,30 @@
-"""Two ways from text to token ids: `tokenizers`, which is the reference, and `fastokens` where it proves the same.
+"""Two ways from text to ids: `tokenizers`, the reference, and `fastokens` where it proves the same.
 
-`fastokens` is ten times as fast and refuses some tokenizers; equality is not assumed but shown, on the probes below,
-each time a tokenizer is loaded. All that is untyped in either library stays inside this module.
+`fastokens` is ten times as fast and refuses some tokenizers; equality is not assumed but shown, on the probes
+below, each time a tokenizer is loaded. All that is untyped in either library stays inside this module.
 """
 
 from __future__ import annotations
 
 import logging
 from array import array
+from itertools import pairwise
 from sys import byteorder
 from typing import TYPE_CHECKING, Any, Protocol
 
 import fastokens  # type: ignore[import-untyped]
-import tokenizers
 
 from policies.types import TokenIds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import tokenizers
+
 log = logging.getLogger(__name__)
 
 LONG_TEXT_CHARS = 2_000
-"""From this length on `tokenizers` encodes as a batch, which lets the GIL go (and costs some 30 microseconds more)."""
+"""From here on `tokenizers` encodes as a batch, which lets the GIL go (and costs 30 microseconds more)."""
 
 
 class TokenBackend(Protocol):
@@ -38,7 +40,7 @@ class TokenBackend(Protocol):
 
 
 def ids_to_bytes(ids: Iterable[int]) -> TokenIds:
-    """Ids as little-endian u32. Raises OverflowError when one does not fit, TypeError when one is no integer."""
+    """Ids as little-endian u32. Raises OverflowError when one does not fit."""
     packed = array("I", ids)
     if byteorder == "big":
         packed.byteswap()
@@ -79,9 +81,9 @@ class ReferenceBackend:
 class FastBackend:
     """The `fastokens` library, with the reference behind it for a text on which it fails.
 
-    `encode_batch_flat` returns the ids as bytes in the form of `TokenIds`, with no Python object for each token. Its
-    cache of words grows with the text seen, by about 8 MB for each MB of wholly new words, and cannot be bounded from
-    outside; figures in `tests/bench/tokens.py`.
+    `encode_batch_flat` returns the ids as bytes in the form of `TokenIds`, with no Python object for each
+    token. Its cache of words grows with the text seen, by about 8 MB for each MB of wholly new words, and
+    cannot be bounded from outside; figures in `tests/bench/tokens.py`.
     """
 
     name = "fastokens"
@@ -99,7 +101,7 @@ class FastBackend:
             flat: tuple[bytes, bytes] = self._tokenizer.encode_batch_flat(
                 [text], add_special_tokens=add_special_tokens
             )
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # a Rust panic is one; others are raised again
             self._count(error)
             return self._fallback.encode(text, add_special_tokens=add_special_tokens)
         return TokenIds(flat[0])
@@ -110,12 +112,12 @@ class FastBackend:
             flat: tuple[bytes, bytes] = self._tokenizer.encode_batch_flat(
                 list(texts), add_special_tokens=False
             )
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # a Rust panic is one; others are raised again
             self._count(error)
             return self._fallback.encode_many(texts)
         ids, offsets = flat
         bounds = [4 * offset for offset in memoryview(offsets).cast("Q")]
-        return [TokenIds(ids[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+        return [TokenIds(ids[start:end]) for start, end in pairwise(bounds)]
 
     def _count(self, error: BaseException) -> None:
         if not is_library_failure(error):
@@ -133,7 +135,7 @@ def is_library_failure(error: BaseException) -> bool:
 def choose_backend(
     tokenizer_json: str, reference: ReferenceBackend, tokens: Sequence[str]
 ) -> tuple[TokenBackend, str]:
-    """The backend to use and why, in words for the log. `tokens` are the added tokens to put into the probes."""
+    """The backend to use and why, in words for the log; `tokens` are added tokens to put into the probes."""
     try:
         fast = FastBackend(tokenizer_json, reference)
     except BaseException as error:
@@ -163,7 +165,10 @@ _PROBES = (
     "antidisestablishmentarianism" * 8,
     "a" * 300,
     "The quick brown fox jumps over the lazy dog. " * 20,
-    "tabs\tand\t\ttabs, spaces   and      spaces \n\n\n lines\r\n\r\nof \n \n  text\u00a0\u2003\u3000wide\u200bzero",
+    (
+        "tabs\tand\t\ttabs, spaces   and      spaces "
+        "\n\n\n lines\r\n\r\nof \n \n  text\u00a0\u2003\u3000wide\u200bzero"
+    ),
     "1 12 123 1234 12345 3.14159 1,000,000 0x7fff 1e-9 ² ½ Ⅳ ٣٤٥ १२३",
     "!?!... ;;; --- *** /// \\\\ <<>> {{}} [[]] (()) @#$%^&*_+=|~`",
     "def f(x: int) -> str:\n    '''doc'''\n    return f\"{x!r}\"  # comment\n\n\nclass A(B):\n\tpass\n",

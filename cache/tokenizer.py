@@ -1,4 +1,4 @@
-"""A model's tokenizer: text to ids, chats to text, with the ids and the text that the engine itself would make."""
+"""A model's tokenizer: text to ids, chats to text, equal to what the engine itself would make."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["TemplateError", "Tokenizer", "TokenizerError"]
 log = logging.getLogger(__name__)
 
 _PROBED_TOKENS = 24
-"""Added tokens put into the start-up probes; some tokenizers have over a thousand that differ in a number only."""
+"""Added tokens put into the start-up probes; some tokenizers have a thousand that differ in a number."""
 
 
 class Tokenizer:
@@ -50,7 +50,7 @@ class Tokenizer:
             ]
             self._backend, self.backend_reason = choose_backend(files.tokenizer.to_str(), reference, probed)
         self.longest_token_chars = _longest_token_chars(files.tokenizer)
-        """A text of n characters has at least n / this many tokens. `sys.maxsize` where nothing of the kind holds."""
+        """A text of n characters has at least n / this many tokens. `sys.maxsize`: no bound holds."""
         self.chat_template = ChatTemplate(files.templates, files.special_tokens) if files.templates else None
         """None when the directory has no chat template: only completions can be tokenized."""
 
@@ -58,7 +58,8 @@ class Tokenizer:
     def load(cls, directory: Path, *, backends: Sequence[str] = ("fastokens", "tokenizers")) -> Tokenizer:
         """Read a Hugging Face tokenizer directory; `backends` are those allowed. Raises TokenizerError.
 
-        Takes from 0.1 s to about 2 s with a large vocabulary, most of it to prove `fastokens` equal to `tokenizers`.
+        Takes from 0.1 s to about 2 s with a large vocabulary, most of it to prove `fastokens` equal to
+        `tokenizers`.
         """
         files = read_tokenizer_files(directory)
         try:
@@ -100,7 +101,7 @@ class Tokenizer:
         return str(self._reference.decode(list(ids), skip_special_tokens=False))
 
     def render_chat(self, body: Mapping[str, object]) -> str:
-        """The prompt of a chat request's body. Raises TemplateError when there is no template or it refuses."""
+        """The prompt of a chat request's body. Raises TemplateError without a template or when it refuses."""
         if self.chat_template is None:
             message = "this model's tokenizer has no chat template"
             raise TemplateError(message)
@@ -114,10 +115,11 @@ _NFC_SHRINK = 4
 
 
 def _longest_token_chars(tokenizer: tokenizers.Tokenizer) -> int:
-    """A bound by the vocabulary, for the kinds of tokenizers where each character becomes a part of some token.
+    """A bound by the vocabulary, where each character becomes a part of some token.
 
-    That holds for byte-level BPE and for BPE that falls back on bytes; WordPiece drops white space, Unigram makes one
-    unknown token of a run, and added tokens with `lstrip` or `rstrip` swallow any amount of white space.
+    That holds for byte-level BPE and for BPE that falls back on bytes; WordPiece drops white space, Unigram
+    makes one unknown token of a run, and added tokens with `lstrip` or `rstrip` swallow any amount of white
+    space.
     """
     structure = json.loads(tokenizer.to_str())
     shrink = _normalizer_shrink(structure["normalizer"])

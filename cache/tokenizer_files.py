@@ -1,4 +1,4 @@
-"""Reads a Hugging Face tokenizer directory as `transformers` does: which files, which wins, which tokens are added."""
+"""Reads a Hugging Face tokenizer directory as `transformers` does: which files, which wins, what is added."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class TokenizerFiles:
     """What a tokenizer directory says."""
 
     tokenizer: tokenizers.Tokenizer
-    """tokenizer.json with the tokens of the configuration added; no truncation, no padding. Its post-processor alone
-    says which BOS and EOS are added: `add_bos_token` beside it does nothing, as in transformers 5."""
+    """tokenizer.json with the tokens of the configuration added; no truncation, no padding. Its
+    post-processor alone says which BOS and EOS are added: `add_bos_token` beside it does nothing, as in
+    transformers 5."""
     special_tokens: Mapping[str, str]
     """`bos_token` and so on: the variables which a chat template finds."""
     templates: Mapping[str, str]

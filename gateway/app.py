@@ -149,6 +149,7 @@ def _policy(config: Config) -> RoutingPolicy:
         idle_weight=cost.recompute_weight_idle,
         full_weight=cost.recompute_weight_full,
         decode_tokens=cost.decode_weight,
+        spread=cost.spread_weight,
     )
 
 

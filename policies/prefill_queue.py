@@ -6,12 +6,14 @@ FIFO whose head is being worked on. Times are seconds of one clock, chosen by th
 
 from __future__ import annotations
 
+from math import exp
 from typing import Final
 
 _MEMORY: Final = 0.98
 """Share of the past that each new observation keeps: about the last fifty count."""
 _TELLING_TOKENS: Final = 512
 """Fewer tokens than this tell about the engine's overhead and its batching, not about its speed."""
+_RECENT_SECONDS: Final = 60.0
 _LEAST_SECONDS: Final = 1e-4
 _PRIOR_SECONDS: Final = 5.0
 """How much busy time a worker must have shown before its own rate outweighs that of the fleet. Without it a worker
@@ -41,7 +43,8 @@ class FleetRate:
 class PrefillQueue:
     """The uncached tokens a worker has accepted and not yet answered, and its learnt prefill rate."""
 
-    __slots__ = ("_busy_since", "_done_seconds", "_done_tokens", "_fleet", "_hint", "_tokens", "_unary", "total")
+    __slots__ = ("_busy_since", "_done_seconds", "_done_tokens", "_fleet", "_hint", "_recent", "_recent_at",
+                 "_tokens", "_unary", "total")  # fmt: skip
 
     def __init__(self, fleet: FleetRate | None = None, hint: float | None = None) -> None:
         """`hint` in tokens/s takes the place of the fleet's rate as what is believed at first."""
@@ -52,6 +55,8 @@ class PrefillQueue:
         self._busy_since = 0.0
         self._done_tokens = 0.0
         self._done_seconds = 0.0
+        self._recent = 0.0
+        self._recent_at = 0.0
         self.total = 0.0
 
     def __len__(self) -> int:
@@ -73,6 +78,8 @@ class PrefillQueue:
         tokens = max(tokens, 1.0)
         self._tokens[ticket] = tokens
         self.total += tokens
+        self._recent = self.recent(now) + tokens
+        self._recent_at = now
         if not streams:
             self._unary.add(ticket)
 
@@ -111,6 +118,10 @@ class PrefillQueue:
                 return 0.0
         head = next(iter(self._tokens.values()))
         return max(self.total - min(rate * (now - self._busy_since), head), 0.0)
+
+    def recent(self, now: float) -> float:
+        """Tokens accepted of late, those of `_RECENT_SECONDS` ago counting 1/e."""
+        return self._recent * exp((self._recent_at - now) / _RECENT_SECONDS)
 
     def seconds(self, now: float) -> float:
         """Predicted time until everything accepted so far is prefilled; 0 while the rate is unknown."""

@@ -26,6 +26,8 @@ class WorkerView(NamedTuple):
     """Uncached prompt tokens that it has accepted and must prefill before anything new."""
     prefill_rate: float | None
     """Tokens/s, learnt; None before the first answer."""
+    recent_tokens: float = 0.0
+    """Uncached prompt tokens it was given of late, queued or done."""
 
 
 class Prompt(NamedTuple):
@@ -83,17 +85,29 @@ class PredictedCost:
     """The worker with the lowest predicted time to first token, plus what serving it there costs everybody else.
 
     What waits ahead and what this worker lacks of the prompt are both uncached tokens, so they add up; a match
-    only ever saves the tokens it covers. Recomputing also delays whoever comes next on that worker, the more so the
-    fuller the fleet is, so that part is weighed between `idle_weight` and `full_weight`. The decode term counts
-    `decode_tokens` for each unfinished request, so that decoding spreads too.
+    only ever saves the tokens it covers. Three terms more, in the same unit:
+
+    - recomputing delays whoever comes next on that worker, the more so the fuller the fleet is: what is lacked is
+      weighed between `idle_weight` and `full_weight`;
+    - each unfinished request costs `decode_tokens`, so that decoding spreads too;
+    - `spread` of what the worker was given of late is added: where nothing else tells workers apart, or all share
+      one prefix, work still evens out over a minute.
     """
 
     uses_prefixes = True
 
-    def __init__(self, *, idle_weight: float = 2.0, full_weight: float = 4.0, decode_tokens: float = 16.0) -> None:
+    def __init__(
+        self,
+        *,
+        idle_weight: float = 1.0,
+        full_weight: float = 5.0,
+        decode_tokens: float = 64.0,
+        spread: float = 0.02,
+    ) -> None:
         self._idle_weight = idle_weight
         self._extra_weight = full_weight - idle_weight
         self._decode_tokens = decode_tokens
+        self._spread = spread
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
         tokens, cached = prompt
@@ -101,8 +115,14 @@ class PredictedCost:
         usual = sum(rates) / len(rates) if rates else DEFAULT_PREFILL_RATE
         weight = self._idle_weight + self._extra_weight * fullness(tokens, workers)
         decode = self._decode_tokens
+        spread = self._spread
         costs = tuple(
-            (worker.queued_tokens + decode * worker.active + weight * (tokens - cached.get(worker.id, 0)))
+            (
+                worker.queued_tokens
+                + decode * worker.active
+                + spread * worker.recent_tokens
+                + weight * (tokens - cached.get(worker.id, 0))
+            )
             / (worker.prefill_rate or usual)
             for worker in workers
         )

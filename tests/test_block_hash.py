@@ -1,4 +1,4 @@
-"""The block chain: exact values, what separates two chains, and an encoding of the root that cannot be ambiguous."""
+"""The block chain: exact values, what separates two chains, an encoding of the root without ambiguity."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import aiohttp
 import openai
 import pytest
 
-from gateway_fixtures import MODEL, ScriptedWorker, config_for, gateway, read_request, simulated_gateway
+from tests.gateway_fixtures import MODEL, ScriptedWorker, config_for, gateway, read_request, simulated_gateway
 
 
 @pytest.fixture

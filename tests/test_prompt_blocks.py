@@ -1,10 +1,11 @@
-"""The cache of tokenized prefixes: the hashes of the whole text whatever was seen before, within its bytes."""
+"""The cache of tokenized prefixes: the hashes of the whole text whatever was seen, within its bytes."""
 
 from __future__ import annotations
 
 import random
 import re
 import tracemalloc
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -138,7 +139,7 @@ def test_pieces_give_the_tokens_of_the_whole(
     )
     text = "".join(data.draw(st.lists(alphabet, max_size=400)))
     bounds = [0, *cutter.cuts(text)]
-    pieces = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    pieces = [text[start:end] for start, end in pairwise(bounds)]
     assert b"".join(tokenizer.encode_many(pieces)) == tokenizer.encode(text, add_special_tokens=False)
 
 

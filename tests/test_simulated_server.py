@@ -7,7 +7,7 @@ import base64
 import json
 import re
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -64,6 +64,12 @@ async def client(worker: SimulatedWorker) -> AsyncIterator[openai.AsyncOpenAI]:
 async def http(worker: SimulatedWorker) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(base_url=worker.url) as session:
         yield session
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  the engine has no event to wait for
+            await asyncio.sleep(0.005)
 
 
 def chat(content: str = STORY, **fields: object) -> dict[str, Any]:
@@ -258,8 +264,8 @@ async def test_salts_keep_prompts_apart(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_metrics_have_vllm_s_names(client: openai.AsyncOpenAI, http: aiohttp.ClientSession) -> None:
-    for _ in range(2):
-        answer = await client.chat.completions.create(**chat(max_tokens=5))
+    await client.chat.completions.create(**chat(max_tokens=5))
+    answer = await client.chat.completions.create(**chat(max_tokens=5))
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
     async with http.get("/metrics") as response:
@@ -283,26 +289,23 @@ async def test_a_client_that_leaves_takes_its_sequence_along(text: ModelText, *,
         worker = fleet.workers[0]
         async with aiohttp.ClientSession(base_url=worker.url) as http:
             asking = asyncio.create_task(http.post("/v1/chat/completions", json=chat(stream=stream)))
-            async with asyncio.timeout(10):
-                while worker.engine.pool.used == 0:
-                    await asyncio.sleep(0.005)
+            await until(lambda: worker.engine.pool.used > 0)
             if stream:
                 (await asking).close()
             else:
                 asking.cancel()
-            async with asyncio.timeout(10):
-                while not worker.engine.idle:
-                    await asyncio.sleep(0.005)
+            await until(lambda: worker.engine.idle)
             worker.engine.check_integrity()
             assert worker.engine.pool.used == 0
 
 
-async def test_a_full_queue_is_a_503(text: ModelText) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_full_queue_is_a_503(text: ModelText, *, stream: bool) -> None:
     engine = EngineConfig(blocks=64, max_waiting=1, timing=LinearPrefill(1.0))
     async with SimulatedFleet(1, FleetConfig(engine=engine), text=text) as fleet:
-        async with aiohttp.ClientSession(base_url=fleet.workers[0].url) as http:
-            async with http.post("/v1/chat/completions", json=chat(n=3)) as response:
-                assert response.status == 503
+        url = f"{fleet.workers[0].url}/v1/chat/completions"
+        async with aiohttp.ClientSession() as http, http.post(url, json=chat(n=3, stream=stream)) as response:
+            assert response.status == 503
         assert fleet.workers[0].engine.idle
 
 
@@ -353,9 +356,7 @@ async def test_faults_happen_as_named(
     assert ("[DONE]" in seen) == (stream and fault.startswith(("slow", "error-event")))
     if "mid" in fault:
         assert seen
-    async with asyncio.timeout(10):
-        while not worker.engine.idle:
-            await asyncio.sleep(0.005)
+    await until(lambda: worker.engine.idle)
 
 
 async def test_faults_can_be_armed_and_are_off_by_default(
@@ -368,7 +369,7 @@ async def test_faults_can_be_armed_and_are_off_by_default(
         async with http.post("/v1/chat/completions", json=chat()) as response:
             statuses.append(response.status)
     assert statuses == [500, 500, 200]
-    async with SimulatedFleet(1, FleetConfig(engine=FAST), text=text) as honest:
+    async with SimulatedFleet(1, FleetConfig(engine=FAST), text=text) as honest:  # noqa: SIM117
         async with aiohttp.ClientSession(base_url=honest.workers[0].url) as plain:
             ended, _ = await fault_outcome(plain, "reset", stream=False)
             assert ended == "200"

@@ -53,7 +53,10 @@ def test_fastokens_where_it_agrees(embedded: Tokenizer, deepseek: Tokenizer, ber
 
 
 @pytest.mark.parametrize("add_special_tokens", [True, False])
-def test_ids_are_those_of_the_reference(tokenizer: Tokenizer, add_special_tokens: bool) -> None:  # noqa: FBT001
+def test_ids_are_those_of_the_reference(
+    tokenizer: Tokenizer,
+    add_special_tokens: bool,  # noqa: FBT001
+) -> None:
     text = real_text()
     texts = [*probe_texts(sorted(tokenizer.special_tokens)[:9]), text[: LONG_TEXT_CHARS + 1], text[:30_000]]
     for case in texts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import lzma
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ TEMPLATES = DATA / "templates"
 @functools.cache
 def dialogues() -> list[dict[str, Any]]:
     """Chat request bodies: real tool-calling dialogues of tau-bench with their policy prompt and tools."""
-    return json.loads(lzma.decompress((DATA / "conversations" / "tau_bench_airline.json.xz").read_bytes()))
+    packed = (DATA / "conversations" / "tau_bench_airline.json.xz").read_bytes()
+    bodies: list[dict[str, Any]] = json.loads(lzma.decompress(packed))
+    return bodies
 
 
 @functools.cache
@@ -54,8 +57,8 @@ def deepseek(deepseek_directory: Path) -> Tokenizer:
 
 
 def metaspace_tokenizer() -> tokenizers.Tokenizer:
-    """A small Llama-2-like tokenizer: no pre-tokenizer, spaces as ▁, a BOS. fastokens cuts none of it, or refuses."""
-    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    """A small Llama-2-like tokenizer: no pre-tokenizer, spaces as ▁, a BOS, tokens of two words."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))  # noqa: S106
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(
         vocab_size=2_000,
@@ -65,7 +68,7 @@ def metaspace_tokenizer() -> tokenizers.Tokenizer:
     )
     # Words in twos, so that the vocabulary has tokens which reach over a space.
     words = real_text()[:60_000].split()
-    tokenizer.train_from_iterator([" ".join(pair) for pair in zip(words, words[1:], strict=False)], trainer)
+    tokenizer.train_from_iterator([" ".join(pair) for pair in pairwise(words)], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
     )
@@ -75,7 +78,7 @@ def metaspace_tokenizer() -> tokenizers.Tokenizer:
 
 def bert_tokenizer() -> tokenizers.Tokenizer:
     """A small BERT-like tokenizer: lower case, WordPiece, [CLS] and [SEP] around a text."""
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(

@@ -1,1 +1,1 @@
-"""A vLLM-compatible engine without weights: real prefix caching and events, modelled time (docs/simulated-engine.md)."""
+"""A vLLM-compatible engine without weights, timed by a published model."""

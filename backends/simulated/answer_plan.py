@@ -1,4 +1,4 @@
-"""From a parsed request to what the engine has to do: prompts, lengths, texts. Pure, given the model's text."""
+"""From a parsed request to what the engine has to do: prompts, lengths, texts. Pure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ class Planner:
         """The plan of a chat completion. Raises ApiError."""
         ids = self.chat_ids(raw)
         count = self._count(request.n)
-        answers = Answers(request_id, True, created, self._text.model, len(ids) // _TOKEN_BYTES, count)  # noqa: FBT003
-        answers.choices = self._choices(request, request_id, ids, request.most_tokens, 0, count)
+        answers = Answers(request_id, True, created, self._text.model, len(ids) // _TOKEN_BYTES, count)
+        answers.choices = self._choices(
+            request, request_id, ids, most=request.most_tokens, first_index=0, count=count
+        )
         call = forced_call(request, xxh3_64_intdigest(ids))
         if call is not None:
             answers.choices = [self._tool_choice(request, choice, *call) for choice in answers.choices]
@@ -43,10 +45,12 @@ class Planner:
         prompts = request.prompts
         encoded = [self.ids(prompt) for prompt in prompts]
         total = sum(len(ids) for ids in encoded) // _TOKEN_BYTES
-        answers = Answers(request_id, False, created, self._text.model, total, count)  # noqa: FBT003
+        answers = Answers(request_id, False, created, self._text.model, total, count)
         most = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         for prompt, ids in zip(prompts, encoded, strict=True):
-            choices = self._choices(request, request_id, ids, most, len(answers.choices), count)
+            choices = self._choices(
+                request, request_id, ids, most=most, first_index=len(answers.choices), count=count
+            )
             if request.echo:
                 echo = prompt if isinstance(prompt, str) else self._text.tokenizer.decode(prompt)
                 for choice in choices:
@@ -84,11 +88,12 @@ class Planner:
             raise ApiError(400, f"n must be at most {_MOST_CHOICES}, got {count}.", param="n")
         return count
 
-    def _choices(  # noqa: PLR0913
+    def _choices(
         self,
         request: ChatRequest | CompletionRequest,
         request_id: str,
         ids: TokenIds,
+        *,
         most: int | None,
         first_index: int,
         count: int,
@@ -105,16 +110,19 @@ class Planner:
             answer = self._text.answers.answer(
                 ids, choice=index - first_index, least=least, most=most, stops=request.stops
             )
-            sim = self._sim_request(request, f"{request_id}-{index}", ids, hashes, root, answer.ids)
+            sim = self._sim_request(
+                request, f"{request_id}-{index}", ids, hashes=hashes, root=root, output_ids=answer.ids
+            )
             reason = "stop" if answer.stopped else "length"
             choices.append(Choice(index, sim, answer.pieces, reason, answer.stop_reason))
         return choices
 
-    def _sim_request(  # noqa: PLR0913
+    def _sim_request(
         self,
         request: ChatRequest | CompletionRequest,
         choice_id: str,
         ids: TokenIds,
+        *,
         hashes: list[EngineHash],
         root: EngineHash,
         output_ids: TokenIds,
@@ -132,30 +140,38 @@ class Planner:
         )
 
     def _tool_choice(self, request: ChatRequest, choice: Choice, name: str, arguments: str) -> Choice:
-        """The same choice with a call instead of words; its arguments are never cut, unlike a real engine's."""
+        """The same choice with a call for words; its arguments are never cut, unlike a real engine's."""
         ids = self._text.encode(arguments, add_special_tokens=False)
         self._check_length(choice.request.n_tokens, len(ids) // _TOKEN_BYTES)
         prompt = choice.request
-        sim = self._sim_request(request, prompt.id, prompt.token_ids, list(prompt.hashes), prompt.root, ids)
+        sim = self._sim_request(
+            request,
+            prompt.id,
+            prompt.token_ids,
+            hashes=list(prompt.hashes),
+            root=prompt.root,
+            output_ids=ids,
+        )
         reason = "tool_calls" if request.tool_choice == "required" else "stop"
         return Choice(choice.index, sim, self._text.pieces(ids), reason, tool=name)
 
     def _check_length(self, n_tokens: int, most: int | None) -> int:
-        """How many tokens may be generated. Raises ApiError in vLLM's words when prompt or answer is too long."""
+        """How many tokens may be generated. Raises ApiError in vLLM's words if it is too long."""
         limit = self._config.context_tokens
         if n_tokens == 0:
             raise ApiError(400, "The decoder prompt cannot be empty", param="prompt")
         left = limit - n_tokens
         if left <= 0:
             message = (
-                f"This model's maximum context length is {limit} tokens. However, your request has {n_tokens} "
-                "input tokens. Please reduce the length of the input messages."
+                f"This model's maximum context length is {limit} tokens. However, your request "
+                f"has {n_tokens} input tokens. Please reduce the length of the input messages."
             )
             raise ApiError(400, message, param="input_tokens")
         if most is not None and most > left:
             message = (
-                f"'max_tokens' or 'max_completion_tokens' is too large: {most}. This model's maximum context length "
-                f"is {limit} tokens and your request has {n_tokens} input tokens ({most} > {limit} - {n_tokens})."
+                f"'max_tokens' or 'max_completion_tokens' is too large: {most}. This model's maximum "
+                f"context length is {limit} tokens and your request has {n_tokens} input tokens "
+                f"({most} > {limit} - {n_tokens})."
             )
             raise ApiError(400, message, param="max_tokens")
         return left if most is None else most

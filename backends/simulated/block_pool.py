@@ -1,9 +1,9 @@
 """The KV block pool: reference counts, prefix cache, least recently used free list. Pure.
 
-One state machine: a block is *in use* (references > 0) or *free*; either may carry a hash. A free block with a
-hash is cached: it can be matched and taken back, or evicted when its turn in the free list comes.
-The order of the free list is vLLM's: never used blocks first, then by time of release, a sequence's tail before
-its head (so that the head, which more prompts share, lives longest).
+One state machine: a block is *in use* (references > 0) or *free*; either may carry a hash. A free block with
+a hash is cached: it can be matched and taken back, or evicted when its turn in the free list comes. The order
+of the free list is vLLM's: never used blocks first, then by time of release, a sequence's tail before its
+head (so that the head, which more prompts share, lives longest).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class BlockPool:
             self._references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Hold `count` blocks without content, evicting what was used longest ago. Needs `has_room(count)`."""
+        """Hold `count` empty blocks, evicting what was used longest ago. Needs `has_room(count)`."""
         fresh = min(count, self.capacity - self._fresh)
         blocks = list(range(self._fresh, self._fresh + fresh))
         self._fresh += fresh

@@ -1,4 +1,4 @@
-"""Drive one engine in real time: one timer for all its requests, every output to the request's own callback."""
+"""Drive one engine in real time: one timer for all its requests, each output to its request's callback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EngineDriver:
         self._closed = False
 
     def submit(self, request: SimRequest, on_tokens: OnTokens) -> None:
-        """Start a request; `on_tokens` is called from the loop until its output says finished. Raises as the engine."""
+        """Start a request; `on_tokens` gets its outputs in the loop. Raises as the engine does."""
         self.engine.submit(request, time.monotonic())
         self._callbacks[request.id] = on_tokens
         self._turn_soon()

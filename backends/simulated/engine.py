@@ -67,7 +67,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. Tokens and counts are totals since the start; queries and hits are in tokens, as in vLLM."""
+    """A snapshot. Counts are totals since the start; queries and hits are in tokens, as in vLLM."""
 
     running: int
     waiting: int
@@ -205,7 +205,7 @@ class SimulatedEngine:
         return run.end(run.done + 1 if self._streaming else run.steps)
 
     def advance(self, now: float) -> list[TokenOut]:
-        """Live until `now`; the outputs since the last call, by time of creation. The caller owns the list."""
+        """Live until `now`; the outputs since the last call, in order. The caller owns the list."""
         self._live_until(now, start=True)
         for sequence in self._streaming:
             if sequence.reported < self._step:
@@ -295,7 +295,7 @@ class SimulatedEngine:
         return _Run(at, step_s, steps, decoding=decoding, prefilling=prefilling)
 
     def _steps_without_change(self) -> int:
-        """How many decode steps from the next on see the same blocks in use and finish nothing before the last."""
+        """Decode steps that see the same blocks in use and finish nothing before the last."""
         step = self._step + 1
         while step not in self._finish_due and step + 1 not in self._grow_due:
             step += 1
@@ -319,7 +319,7 @@ class SimulatedEngine:
                 self._set_due(sequence)
 
     def _make_room(self, blocks: int, sequence: Sequence) -> bool:
-        """Preempt from the end of the running ones until `blocks` are free; False if it hit `sequence` itself."""
+        """Preempt from the end of the running ones until `blocks` are free; False if `sequence` is hit."""
         while not self.pool.has_room(blocks):
             victim = next(reversed(self._running.values()))
             self._preempt(victim)
@@ -438,7 +438,7 @@ class SimulatedEngine:
             self._batches.append(KvBatch(at, events))
 
     def _sample_first(self, sequence: Sequence, at: float) -> None:
-        """The prompt is computed (again, after a preemption): one token comes of it, decoding gives the rest."""
+        """The prompt is computed (again, if preempted): one token comes of it, decoding gives the rest."""
         request = sequence.request
         first = sequence.output == 0
         sequence.output += 1
@@ -465,7 +465,7 @@ class SimulatedEngine:
         times = tuple(self._times[start:stop])
         sequence.reported = self._step
         self._outputs.append(
-            TokenOut(sequence.request.id, len(times), times, False, finished, sequence.cached_tokens)  # noqa: FBT003
+            TokenOut(sequence.request.id, len(times), times, False, finished, sequence.cached_tokens)
         )
 
     def _trim_times(self) -> None:

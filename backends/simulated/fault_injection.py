@@ -29,7 +29,7 @@ class FaultInjector:
         self._armed: list[Fault] = []
 
     async def arm(self, request: web.Request) -> web.Response:
-        """`POST /simulate/fault {"fault": "reset", "times": 3}`: the next three generations, whatever they say."""
+        """`POST /simulate/fault {"fault": "reset", "times": 3}`: for the next three generations."""
         try:
             body = orjson.loads(await request.read())
             fault = parse_faults(body["fault"], self._worker)

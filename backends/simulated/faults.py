@@ -1,7 +1,7 @@
 """Faults that a simulated worker makes on demand, for tests. Off unless it was started with `--faults`.
 
-A fault is `kind`, `kind=number` or either followed by `@worker`, in the request header `x-simulate-fault` (several
-with commas) or armed ahead by `POST /simulate/fault`.
+A fault is `kind`, `kind=number` or either followed by `@worker`, in the request header `x-simulate-fault`
+(several with commas) or armed ahead by `POST /simulate/fault`.
 """
 
 from __future__ import annotations

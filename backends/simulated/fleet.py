@@ -1,4 +1,4 @@
-"""Several simulated workers in the running loop, each on ports of its own: for the command, tests and benchmarks."""
+"""Several simulated workers in the running loop, each on ports of its own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from aiohttp import web
 
@@ -115,7 +116,7 @@ class SimulatedFleet:
         """Every worker's base URL."""
         return [worker.url for worker in self.workers]
 
-    async def __aenter__(self) -> SimulatedFleet:
+    async def __aenter__(self) -> Self:
         """Start every worker, or none: raises OSError or zmq.ZMQError when a port is taken."""
         workers: list[SimulatedWorker] = []
         self.workers = workers

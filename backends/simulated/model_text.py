@@ -28,7 +28,7 @@ class ModelText:
 
     @classmethod
     def load(cls, model: str, directory: Path = EMBEDDED_TOKENIZER) -> ModelText:
-        """Read a tokenizer directory. Raises TokenizerError, or ValueError when it has no single-token words."""
+        """Read a tokenizer directory. Raises TokenizerError or ValueError."""
         return cls(model, Tokenizer.load(directory))
 
     def encode(self, prompt: str | list[int], *, add_special_tokens: bool) -> TokenIds:

@@ -1,4 +1,4 @@
-"""Render answers in the bytes vLLM sends: one body, or one SSE event a token from templates made once. Pure."""
+"""Render answers in the bytes vLLM sends: one body, or one SSE event a token. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Answers:
     choices: list[Choice] = field(default_factory=list)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object; a prompt asked for n answers counts once, its hits as the first found them."""
+        """OpenAI's usage object; a prompt asked for n answers counts once, with its first one's hits."""
         generated = sum(choice.sent for choice in self.choices)
         cached = sum(choice.cached_tokens for choice in self.choices[:: self.n])
         return {

@@ -1,8 +1,8 @@
 """What the engine answers: readable nonsense, one word a token, decided by the prompt alone. Pure.
 
-One long text is made once per tokenizer; an answer is a stretch of it that begins at a sentence, chosen by a hash
-of the prompt's token ids. So the same prompt gets the same answer from every worker, whatever its cache holds,
-and a token costs a lookup.
+One long text is made once per tokenizer; an answer is a stretch of it that begins at a sentence, chosen by a
+hash of the prompt's token ids. So the same prompt gets the same answer from every worker, whatever its cache
+holds, and a token costs a lookup.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _MOST_CLIENT_FRAMES = 3
 
 
 class KvEventPublisher:
-    """Binds on construction (raises zmq.ZMQError when a port is taken); `endpoint` and `replay_endpoint` are real ones.
+    """Binds on construction: raises zmq.ZMQError when a port is taken. `endpoint`s name real ports.
 
     The hashes it tells are the engine's, masked with a secret of this process: opaque, and different after a
     restart, as vLLM's are.
@@ -72,7 +72,7 @@ class KvEventPublisher:
         self._task = asyncio.get_running_loop().create_task(self._serve_replay())
 
     def publish(self, batches: list[KvBatch]) -> None:
-        """Send each batch under the next sequence number. Never blocks: a slow reader misses batches, as with vLLM."""
+        """Send each batch under the next sequence number. Never blocks: slow readers miss some."""
         for batch in batches:
             events = tuple(event for each in batch.events if (event := self._wire_event(each)) is not None)
             if not events:
@@ -118,7 +118,7 @@ class KvEventPublisher:
         )
 
     async def _serve_replay(self) -> None:
-        """vLLM's replay: a request is one frame, the first sequence number wanted, behind an empty one."""
+        """VLLM's replay: a request is one frame, the first sequence number wanted, behind an empty one."""
         while True:
             frames = await self._replay.recv_multipart()
             if len(frames) != _MOST_CLIENT_FRAMES or len(frames[2]) != len(_END_OF_REPLAY):

@@ -45,7 +45,7 @@ def request_from_ids(
 
 
 class TokenOut(NamedTuple):
-    """Tokens of one request. `times[i]` is when token i of this output was made; `len(times)` == `n_tokens`."""
+    """Tokens of one request; `times[i]` is when token i of this output was made."""
 
     id: str
     n_tokens: int

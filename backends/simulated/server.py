@@ -1,4 +1,4 @@
-"""The HTTP surface of one simulated worker, as vLLM's: routes, headers and errors. Engine and text are elsewhere."""
+"""The HTTP surface of one simulated worker, as vLLM's: routes, headers and errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class SimulatedServer:
-    """Routes of one worker. `app()` is served with `handler_cancellation`, so that a client's leaving is felt."""
+    """Routes of one worker. `app()` is served with `handler_cancellation`, to feel a client leave."""
 
     def __init__(self, name: str, text: ModelText, driver: EngineDriver, *, faults: bool) -> None:
         self._name = name
@@ -76,15 +76,14 @@ class SimulatedServer:
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Errors in OpenAI's shape, and the worker's name on every answer that is not a stream (those carry it too)."""
+        """Errors in OpenAI's shape, and the worker's name on every answer."""
         try:
             response = await handler(request)
         except ApiError as error:
             response = web.Response(status=error.status, body=error.body(), content_type="application/json")
         except web.HTTPException as error:
-            body = ApiError(
-                error.status, error.reason, kind="NotFoundError" if error.status == 404 else "BadRequestError"
-            )  # noqa: E501, PLR2004
+            kind = "NotFoundError" if isinstance(error, web.HTTPNotFound) else "BadRequestError"
+            body = ApiError(error.status, error.reason, kind=kind)
             response = web.Response(status=error.status, body=body.body(), content_type="application/json")
         if not response.prepared:
             response.headers["x-worker-id"] = self._name
@@ -137,7 +136,7 @@ class SimulatedServer:
             raise ApiError(400, message, param="dimensions")
         total = sum(len(ids) for ids in prompts) // 4
         request_id = self._id("embd")
-        answers = Answers(request_id, False, int(time.time()), self._text.model, total)  # noqa: FBT003
+        answers = Answers(request_id, False, int(time.time()), self._text.model, total)
         for index, ids in enumerate(prompts):
             sim = self._planner.prefill_only(f"{request_id}-{index}", ids, parsed.cache_salt or "")
             answers.choices.append(Choice(index, sim, [""], "stop"))

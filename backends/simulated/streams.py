@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Self
 
 from aiohttp import HttpVersion11, web
 
@@ -29,7 +30,7 @@ class Generation:
         self._open = len(answers.choices)
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def __enter__(self) -> Generation:
+    def __enter__(self) -> Self:
         """Submit every choice. Raises ApiError 503 when the engine's queue is full."""
         try:
             for choice in self.answers.choices:
@@ -71,7 +72,7 @@ class _Receiver:
 
 
 class StreamedGeneration(Generation):
-    """Writes to the transport itself: one write for all tokens of a wake-up, no await and no task per token."""
+    """Writes to the transport itself: one write for all tokens of a wake-up, no await per token."""
 
     def __init__(
         self,
@@ -85,11 +86,22 @@ class StreamedGeneration(Generation):
         super().__init__(driver, answers, ttft)
         self._transport = transport
         self._chunked = chunked
+        self._held: bytearray | None = bytearray()
+
+    def open(self) -> None:
+        """The head is out: send what has gathered, and from now on at once."""
+        held, self._held = self._held, None
+        if held and not self._transport.is_closing():
+            self._transport.write(bytes(held))
 
     def write(self, data: bytes) -> None:
-        """Send body bytes, framed if need be. What a slow client leaves unread is at most its whole answer."""
-        if not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        """Send body bytes, framed if need be. A slow client leaves at most its whole answer here."""
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._held is not None:
+            self._held += data
+        elif not self._transport.is_closing():
+            self._transport.write(data)
 
     def _receiver(self, choice: Choice) -> _Receiver:
         return _StreamReceiver(self, choice, self.answers.format(choice))
@@ -110,17 +122,23 @@ class _StreamReceiver(_Receiver):
 
 
 async def stream(
-    request: web.Request, response: web.StreamResponse, driver: EngineDriver, answers: Answers, ttft: Histogram,
-    *, usage: bool
-) -> None:  # fmt: skip
+    request: web.Request,
+    response: web.StreamResponse,
+    driver: EngineDriver,
+    answers: Answers,
+    ttft: Histogram,
+    *,
+    usage: bool,
+) -> None:
     """Send the head at once, then each token when it is due, then usage if wanted and `[DONE]`."""
-    await response.prepare(request)
     transport = request.transport
     if transport is None:
         return
     chunked = request.version >= HttpVersion11
     generation = StreamedGeneration(driver, answers, ttft, transport=transport, chunked=chunked)
-    with generation:
+    with generation:  # before the head: a full queue is still a 503
+        await response.prepare(request)
+        generation.open()
         await generation.finished
     generation.write(answers.usage_event() + DONE if usage else DONE)
     await response.write_eof()

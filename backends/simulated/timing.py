@@ -15,7 +15,7 @@ class StepTiming(Protocol):
         ...
 
     def step_s(self, new_tokens: int, *, decoding: bool, kv_used: float) -> float:
-        """Duration in seconds of a step that prefills `new_tokens` with `kv_used` (0..1) of the pool in use."""
+        """Seconds of a step that prefills `new_tokens` with `kv_used` (0..1) of the pool in use."""
         ...
 
 

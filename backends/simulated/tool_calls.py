@@ -1,4 +1,4 @@
-"""Deterministic tool calls: arguments that satisfy the function's JSON schema as far as its types go. Pure."""
+"""Deterministic tool calls: arguments that have the types of the function's JSON schema. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _arguments(function: Mapping[str, Any], seed: int) -> str:
     return json.dumps(value if isinstance(value, dict) else {})
 
 
-def _example(schema: Mapping[str, Any], seed: int, depth: int) -> object:
+def _example(schema: Mapping[str, Any], seed: int, depth: int) -> object:  # noqa: PLR0911  one for each type
     """A value of the schema's type; unknown or deeper than eight levels is null."""
     if depth > _MOST_DEPTH:
         return None

@@ -1,9 +1,10 @@
-"""Make the small tokenizer that ships with the simulated engine: `python -m backends.simulated.train_tokenizer CORPUS`.
+"""Make the simulated engine's tokenizer: `python -m backends.simulated.train_tokenizer CORPUS`.
 
-CORPUS is `en_100_tree.jsonl` of LAION-AI/Open-Assistant (Apache-2.0): a hundred branching English conversations.
-The result is a byte-level BPE tokenizer of 8,192 entries with Qwen2's pre-tokenizer and ChatML markers, and it is the
-same bytes on every run. `--common-with` writes `words.txt` too: words which are one token here and in every tokenizer
-named, so that a prompt made of them has as many tokens as words wherever it is sent.
+CORPUS is `en_100_tree.jsonl` of LAION-AI/Open-Assistant (Apache-2.0): a hundred branching English
+conversations. The result is a byte-level BPE tokenizer of 8,192 entries with Qwen2's pre-tokenizer and ChatML
+markers, and it is the same bytes on every run. `--common-with` writes `words.txt` too: words which are one
+token here and in every tokenizer named, so that a prompt made of them has as many tokens as words wherever it
+is sent.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 VOCAB_SIZE = 8_192
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -70,7 +74,7 @@ def train(texts: list[str]) -> Tokenizer:
 
 
 def one_token_test(path: Path) -> Callable[[str], bool]:
-    """Is a text one token for this tokenizer? `*.tiktoken` rank files and `tokenizer.json` files are understood."""
+    """Is a text one token for this tokenizer, a `*.tiktoken` file of ranks or a `tokenizer.json`?"""
     if path.suffix == ".tiktoken":
         ranks = {base64.b64decode(line.split()[0]) for line in path.read_bytes().splitlines() if line}
         return lambda text: text.encode() in ranks

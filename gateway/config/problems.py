@@ -143,7 +143,8 @@ def _expected(error: ErrorDetails) -> str:
         return _EXPECTED[kind]
     if kind in _BOUNDS:
         key, text = _BOUNDS[kind]
-        return text.format(f"{error['ctx'][key]:g}")
+        bound = error["ctx"][key]
+        return text.format(int(bound) if bound == int(bound) else bound)
     if kind == "literal_error":
         return "one of " + str(error["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
     return error["msg"]

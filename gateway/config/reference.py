@@ -57,8 +57,9 @@ limits:
 - **Sizes** are bytes, or text such as `64KiB`, `32MB`, `1GiB`. **Durations** are seconds, or text such as
   `500ms`, `10s`, `5m`, `1h`.
 - `${NAME}` in a value is replaced by that environment variable, `${NAME:-text}` by `text` where the variable
-  is unset or empty; `$${` stands for `${` itself. A missing variable stops the start. A value that came from
-  a variable is never printed. Quote the value (`"${NAME}"`) to keep digits from becoming a number.
+  is unset or empty; `$${` stands for `${` itself. A missing variable without such a default stops the start.
+  What came from a variable is never printed. Quote the value (`"${NAME}"`) to keep digits from becoming a
+  number.
 - Relative paths start at the file's own folder.
 
 This page is made from the program (`prefixgate check --docs`), so it is complete.

@@ -18,7 +18,7 @@ from gateway.config.problems import Location, Origins, Problem, field_path
 
 _VARIABLE: Final = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _NAME: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
-_INTEGER: Final = re.compile(r"[-+]?[0-9][0-9_]*")
+_INTEGER: Final = re.compile(r"(?=.{1,40}$)[-+]?[0-9]+(_[0-9]+)*")
 _NUMBER: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: Final[dict[str, object]] = {
     "": None, "~": None, "null": None, "true": True, "false": False, ".inf": math.inf, ".nan": math.nan
@@ -41,20 +41,23 @@ class YamlSource:
 
 
 def read_yaml(text: str, environment: Mapping[str, str]) -> YamlSource:
-    """Read one YAML document; what is wrong with it stands in the result's `problems`."""
+    """Read one YAML document; what is wrong with it stands in the result's `problems`.
+
+    A text that is no YAML leaves `value` None.
+    """
     source = YamlSource()
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is not None:
+            source.value = _Reader(source, environment).read(root, ())
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         source.problems.append(Problem("", f"not valid YAML: {error.problem or error.context}", line))
-        return source
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         source.problems.append(Problem("", f"not valid YAML: the character {chr(error.character)!r}", line))
-        return source
-    if root is not None:
-        source.value = _Reader(source, environment).read(root, ())
+    except RecursionError:
+        source.problems.append(Problem("", "nested too deeply"))
     return source
 
 
@@ -112,7 +115,7 @@ class _Reader:
             self._source.variables[at] = f"${{{name}}}"
             value = self._environment.get(name) or default
             if value is None:
-                self._problem(node, at, f"the environment variable {name} is not set")
+                self._problem(node, at, f"the environment variable {name} is not set, or empty")
                 return ""
             return str(value)
 

@@ -1,0 +1,93 @@
+"""`prefixgate demo`: a gateway and simulated workers in one process, a request to paste, and a short replay."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import sys
+from typing import Annotated
+
+import typer
+import uvloop
+import yaml
+from rich.console import Console
+
+from backends.simulated.engine import EngineConfig
+from backends.simulated.fleet import FleetConfig, SimulatedFleet
+from gateway.app import serving
+from gateway.cli.console import fail
+from gateway.cli.simulate import gateway_config
+from gateway.config import Log, parse_config
+from gateway.logs import set_up_logging
+
+
+def demo(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway, 0 for a free one.")] = 8000,
+    workers: Annotated[int, typer.Option("-n", "--workers", min=1, max=64, help="Simulated workers.")] = 2,
+    replay: Annotated[bool, typer.Option(help="Replay a short trace of chats, to see hits rise.")] = True,
+    stay: Annotated[bool, typer.Option(help="Go on serving after the replay, until Ctrl+C.")] = True,
+) -> None:
+    """Try it without a GPU: a gateway in front of simulated workers, all in one command.
+
+    [dim]Everything on embedded defaults; leaves nothing behind:[/]
+
+        prefixgate demo
+
+        prefixgate demo --port 8080 -n 4
+    """
+    try:
+        uvloop.run(_demo(port, workers, replay=replay, stay=stay))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        fail(f"port {port} is taken; name another one with --port")
+
+
+async def _demo(port: int, workers: int, *, replay: bool, stay: bool) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    console = Console()
+    set_up_logging(Log(level="warning"))
+    async with SimulatedFleet(workers, FleetConfig(engine=EngineConfig())) as fleet:
+        settings = {
+            "listen": {"port": port},
+            "limits": {"drain_timeout": 1},
+            **gateway_config(fleet),
+        }
+        async with serving(parse_config(yaml.safe_dump(settings))) as bound:
+            url = f"http://127.0.0.1:{bound}"
+            console.print(f"[bold green]prefixgate[/] listens on [bold]{url}[/], in front of {workers} simulated workers.")
+            if replay:
+                console.print("A short replay first: 60 turns of 12 chats that share a system prompt.\n")
+                await _replay(url, workers, stop)
+            if stay and not stop.is_set():
+                console.print("\nTry it, twice, and look at [bold]cached_tokens[/]:\n")
+                console.print(_curl(url), soft_wrap=True, highlight=False, markup=False)
+                console.print("\nStop with Ctrl+C.")
+                await stop.wait()
+
+
+async def _replay(url: str, workers: int, stop: asyncio.Event) -> None:
+    """Run the replay in a process of its own, so that it measures from outside."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway.cli.replay", "demo", "--url", url, "--workers", str(workers)
+    )
+    stopped = asyncio.ensure_future(stop.wait())
+    ended = asyncio.ensure_future(process.wait())
+    try:
+        await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        if process.returncode is None:
+            process.terminate()
+        await ended
+
+
+def _curl(url: str) -> str:
+    story = "Rivers carry water, sand and stories from the mountains to the sea. " * 8
+    return (
+        f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' -d '"
+        f'{{"model": "simulated", "max_tokens": 24, "messages": [{{"role": "user", "content": "{story.strip()}"}}]}}\''
+    )

@@ -1,0 +1,176 @@
+"""`prefixgate simulate`: run engines without weights, for tests, benchmarks and capacity planning."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+import yaml
+import zmq
+from rich.console import Console
+from rich.table import Table
+
+from backends.simulated.engine import EngineConfig
+from backends.simulated.fleet import FleetConfig, SimulatedFleet
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
+from backends.simulated.timing import LinearPrefill, PublishedTiming
+from cache.kv_events import Encoding
+from cache.tokenizer import TokenizerError
+
+_EMBEDDED = "embedded"
+_STDOUT = "-"
+
+
+def simulate(
+    workers: Annotated[int, typer.Option("-n", "--workers", min=1, max=256, help="How many engines.")] = 1,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the first engine; the rest follow. 0: free ports.")
+    ] = 8100,
+    model: Annotated[str, typer.Option(help="Name of the served model.")] = "simulated",
+    tokenizer: Annotated[
+        str, typer.Option(metavar="DIR|embedded", help="Directory with tokenizer.json, or the embedded one.")
+    ] = _EMBEDDED,
+    blocks: Annotated[int, typer.Option(min=1, help="KV blocks an engine holds.")] = 16_384,
+    block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens in a block.")] = 16,
+    max_model_len: Annotated[
+        int, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")
+    ] = 32_768,
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, max=8192, help="Sequences an engine runs at once.")
+    ] = 256,
+    max_waiting: Annotated[
+        int | None, typer.Option(min=1, help="Refuse with 503 when so many wait. Default: no limit.")
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(min=0.001, help="Live so many times faster than life, to race through a trace.")
+    ] = 1.0,
+    prefill_tokens_per_s: Annotated[
+        float | None,
+        typer.Option(min=1, help="Plain timing instead: prefill in turn at this rate, decoding free."),
+    ] = None,
+    kv_events: Annotated[bool, typer.Option(help="Publish KV events over ZMQ.")] = True,
+    kv_port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, help="Port of the first engine's events; replay is on the next. 0: free."
+        ),
+    ] = 5557,
+    kv_encoding: Annotated[Encoding, typer.Option(help="How events are encoded.")] = Encoding.ARRAY,
+    name_prefix: Annotated[str, typer.Option(help="Engines are named PREFIX0, PREFIX1, ...")] = "sim-",
+    faults: Annotated[bool, typer.Option("--faults", help="Obey x-simulate-fault. For tests only.")] = False,
+    write_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|-", help="Write the gateway configuration that fits: for `serve -c FILE`."
+        ),
+    ] = None,
+) -> None:
+    """Run simulated engines: OpenAI-compatible, with real prefix caches and KV events, and no weights.
+
+    Time passes as a published model of an engine says; prompts are really tokenized and cached in blocks.
+
+    [dim]Two engines, and a gateway in front of them:[/]
+
+        prefixgate simulate -n 2 --write-config fleet.yaml
+
+        prefixgate serve -c fleet.yaml
+
+    [dim]Eight engines that live ten times faster, small caches:[/]
+
+        prefixgate simulate -n 8 --speed 10 --blocks 2000
+    """
+    timing = PublishedTiming() if prefill_tokens_per_s is None else LinearPrefill(prefill_tokens_per_s)
+    config = FleetConfig(
+        model=model,
+        tokenizer=EMBEDDED_TOKENIZER if tokenizer == _EMBEDDED else Path(tokenizer),
+        engine=EngineConfig(
+            blocks=blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            max_waiting=max_waiting,
+            timing=timing,
+            speed=speed,
+        ),
+        host=host,
+        port=port,
+        name_prefix=name_prefix,
+        kv_events=kv_events,
+        kv_port=kv_port,
+        kv_encoding=kv_encoding,
+        faults=faults,
+    )
+    try:
+        fleet = SimulatedFleet(workers, config)
+        uvloop.run(_serve(fleet, write_config))
+    except (TokenizerError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--tokenizer") from None
+    except (OSError, zmq.ZMQError) as error:
+        Console(stderr=True).print(f"prefixgate: cannot listen: {error}", style="bold red", markup=False)
+        raise typer.Exit(1) from None
+
+
+def gateway_config(fleet: SimulatedFleet) -> dict[str, object]:
+    """The configuration of a gateway in front of this running fleet, as YAML data."""
+    config = fleet.config
+    embedded = config.tokenizer == EMBEDDED_TOKENIZER
+    workers: list[dict[str, object]] = []
+    for worker in fleet.workers:
+        entry: dict[str, object] = {
+            "name": worker.name,
+            "url": _reachable(worker.url),
+            "models": [config.model],
+            "block_size": config.engine.block_size,
+            "kv_blocks": config.engine.blocks,
+            "max_model_len": config.engine.context_tokens,
+        }
+        if worker.kv_endpoint is not None:
+            entry["kv_events"] = {
+                "endpoint": _reachable(worker.kv_endpoint),
+                "replay_endpoint": _reachable(worker.replay_endpoint),
+            }
+        workers.append(entry)
+    source = _EMBEDDED if embedded else str(config.tokenizer.resolve())
+    return {"models": [{"name": config.model, "tokenizer": source}], "workers": workers}
+
+
+def _reachable(address: str | None) -> str | None:
+    """An address to connect to: engines that listen everywhere are reached on this machine."""
+    return address and address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+async def _serve(fleet: SimulatedFleet, write_config: str | None) -> None:
+    """Run until SIGINT or SIGTERM."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with fleet:
+        if write_config is not None:
+            text = yaml.safe_dump(gateway_config(fleet), sort_keys=False)
+            if write_config == _STDOUT:
+                typer.echo(text)
+            else:
+                await asyncio.to_thread(Path(write_config).write_text, text, encoding="utf-8")
+        # Standard output belongs to the configuration where that was asked for.
+        _print_fleet(Console(stderr=write_config == _STDOUT), fleet)
+        await stop.wait()
+
+
+def _print_fleet(console: Console, fleet: SimulatedFleet) -> None:
+    engine = fleet.config.engine
+    table = Table(title=f"{len(fleet.workers)} simulated engines, model {fleet.config.model}")
+    for column in ("Engine", "URL", "KV events", "Replay"):
+        table.add_column(column, overflow="fold")
+    for worker in fleet.workers:
+        table.add_row(worker.name, worker.url, worker.kv_endpoint or "off", worker.replay_endpoint or "off")
+    console.print(table)
+    tokens = engine.blocks * engine.block_size
+    console.print(
+        f"Each holds {engine.blocks} blocks of {engine.block_size} tokens ({tokens} tokens); its speed is "
+        f"{engine.speed:g}. Stop with Ctrl+C."
+    )

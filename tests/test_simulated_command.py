@@ -1,0 +1,67 @@
+"""`prefixgate simulate` as a process: it starts, tells where it listens, and stops cleanly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.config import parse_config
+
+ROOT = Path(__file__).parent.parent
+RUN = (
+    sys.executable,
+    "-c",
+    "import typer; from gateway.cli.simulate import simulate; typer.run(simulate)",
+)
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_fleet_runs_writes_its_configuration_and_stops_cleanly(how: signal.Signals) -> None:
+    options = ["-n", "2", "--port", "0", "--kv-port", "0", "--blocks", "100", "--write-config", "-"]
+    with subprocess.Popen(
+        [*RUN, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = []
+        while (line := process.stdout.readline()).strip():
+            lines.append(line)
+        config = parse_config("".join(lines))
+        for worker in config.workers:
+            with urllib.request.urlopen(f"{worker.url}/health", timeout=10) as response:
+                assert response.status == 200
+        process.send_signal(how)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "sim-1" in said
+    assert "Traceback" not in said
+    assert [worker.name for worker in config.workers] == ["sim-0", "sim-1"]
+    assert {worker.kv_blocks for worker in config.workers} == {100}
+    assert all(worker.kv_events is not None for worker in config.workers)
+    assert [model.tokenizer for model in config.models] == ["embedded"]
+    assert yaml.safe_load("".join(lines))["workers"][0]["max_model_len"] == 1600
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tokenizer", "/does/not/exist"], "/does/not/exist"),
+        (["-n", "0"], "--workers"),
+        (["--speed", "0"], "--speed"),
+    ],
+)
+def test_bad_options_are_told_without_a_traceback(options: list[str], said: str) -> None:
+    done = subprocess.run(
+        [*RUN, *options], capture_output=True, text=True, env=ENVIRONMENT, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
