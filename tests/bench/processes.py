@@ -98,7 +98,8 @@ def nginx(
     )
     (home / "nginx.conf").write_text(
         "daemon off; master_process off; pid nginx.pid; error_log nginx.err warn;\n"
-        f"worker_rlimit_nofile 20000; events {{ worker_connections 8192; }}\nhttp {{ access_log off; {paths}\n"
+        "worker_rlimit_nofile 20000; events { worker_connections 8192; }\n"
+        f"http {{ access_log off; {paths}\n"
         "client_max_body_size 64m; client_body_buffer_size 256k;\n"
         "keepalive_requests 100000000; keepalive_timeout 600s;\n"
         f"{config}\n}}\n"
@@ -142,7 +143,8 @@ def wrk(
 ) -> Load:
     """Load from one thread. Raises RuntimeError."""
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    command: list[str | Path] = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s", "-s", script, url]
+    command: list[str | Path] = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s"]
+    command += ["-s", script, url]
     with on_core(core):
         run = subprocess.run([*command, "--", *arguments], capture_output=True, text=True, check=False)
     last = run.stdout.strip().rpartition("\n")[2]
