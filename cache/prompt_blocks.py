@@ -133,9 +133,7 @@ class PromptBlockCache:
         # ours alone.
         data = text.encode("utf-16-le") if ascii_data is None else ascii_data
         origin, root = self._origin(key, add_special_tokens=add_special_tokens)
-        whole_key = _PieceKey(
-            xxh3_128_digest(b"".join((origin, _WIDE if ascii_data is None else _WHOLE, data)))
-        )
+        whole_key = _PieceKey(xxh3_128_digest(b"".join((origin, _WIDE if ascii_data is None else _WHOLE, data))))
         whole = self._entries.get(whole_key)
         if whole is not None:
             self._entries.move_to_end(whole_key)
@@ -145,9 +143,7 @@ class PromptBlockCache:
             position = _Position(len(text), whole_key, tip, remainder)
         else:
             prefix = self._cutter.prefix if add_special_tokens else TokenIds(b"")
-            hashes, n_tokens, position = self._walk(
-                ascii_data, text, _Position(0, origin, root, prefix)
-            )
+            hashes, n_tokens, position = self._walk(ascii_data, text, _Position(0, origin, root, prefix))
             self.misses += 1
             self.reused_chars += position.offset
             self.new_chars += len(text) - position.offset
@@ -172,9 +168,7 @@ class PromptBlockCache:
             found = self._origins[key, add_special_tokens] = (_PieceKey(digest), root_hash(key))
         return found
 
-    def _walk(
-        self, ascii_data: _Ascii | None, text: str, position: _Position
-    ) -> tuple[array[int], int, _Position]:
+    def _walk(self, ascii_data: _Ascii | None, text: str, position: _Position) -> tuple[array[int], int, _Position]:
         """Follow the known pieces from the start of the text: their hashes, tokens and end."""
         entries, next_cut, length = self._entries, self._cutter.next_cut, len(text)
         offset, key = position.offset, position.key
@@ -235,9 +229,7 @@ class PromptBlockCache:
             if i < len(texts) - complete:
                 key = _PieceKey(xxh3_128_digest(key + _PIECE + texts[i].encode()))
                 pieces.append((key, _pack(more, n_tokens, tip, remainder)))
-        return EncodedTail(
-            tuple(pieces), hashes, n_tokens, _Position(bounds[-1], key, tip, remainder), complete
-        )
+        return EncodedTail(tuple(pieces), hashes, n_tokens, _Position(bounds[-1], key, tip, remainder), complete)
 
     def finish(self, scan: PromptScan, tail: EncodedTail) -> PromptScan:
         """Store what `encode` made of `scan`; returns the scan that knows it, complete if the tail was."""

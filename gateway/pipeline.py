@@ -39,10 +39,10 @@ class RequestPipeline:
         fleet: FleetState,
         pools: Mapping[WorkerId, UpstreamPool],
         policy: RoutingPolicy,
+        *,
         index: PrefixIndex,
         readers: Mapping[str, PromptReader],
         loop: asyncio.AbstractEventLoop,
-        *,
         via: bytes,
         max_attempts: int,
         token_wait: float,
@@ -53,7 +53,8 @@ class RequestPipeline:
     ) -> None:
         """`readers` by base model. A prompt waits at most `token_wait` seconds for its tokens; what a worker is
         predicted to hold is forgotten after `prediction_ttl` seconds past its first byte unless an event confirms
-        it, or after `unconfirmed_ttl` where the worker publishes no events."""
+        it, or after `unconfirmed_ttl` where the worker publishes no events.
+        """
         self.fleet = fleet
         self._pools = pools
         self._policy = policy
@@ -80,7 +81,9 @@ class RequestPipeline:
             exchange.refuse(error)
         except Exception:
             log.exception("request %s: a fault of the gateway's own", _shown(exchange.request_id))
-            exchange.refuse(ApiError(500, "The gateway failed on this request; its log says why.", code="internal_error"))
+            exchange.refuse(
+                ApiError(500, "The gateway failed on this request; its log says why.", code="internal_error")
+            )
 
     def _begin(self, exchange: Exchange) -> None:
         head = exchange.head
@@ -106,7 +109,8 @@ class RequestPipeline:
 
     def _read_prompt(self, exchange: Exchange) -> None:
         call = exchange.call
-        assert call is not None and call.model is not None, "set by begin"
+        assert call is not None, "set by begin"
+        assert call.model is not None, "set by begin"
         base, adapter = self.fleet.chain_of(call.model)
         reader = self._readers.get(base)
         if reader is None:
@@ -156,7 +160,8 @@ class RequestPipeline:
         if exchange.finished:
             return
         call = exchange.call
-        assert call is not None and call.model is not None, "set by begin"
+        assert call is not None, "set by begin"
+        assert call.model is not None, "set by begin"
         now = self._loop.time()
         fleet = self.fleet
         workers = fleet.candidates(fleet.serving(call.model), exchange.tried, now)
@@ -269,7 +274,8 @@ class RequestPipeline:
 
     def _others_left(self, exchange: Exchange) -> bool:
         call = exchange.call
-        assert call is not None and call.model is not None, "set by begin"
+        assert call is not None, "set by begin"
+        assert call.model is not None, "set by begin"
         return any(worker not in exchange.tried for worker in self.fleet.serving(call.model))
 
     # Which model
@@ -280,14 +286,22 @@ class RequestPipeline:
             return models[0]
         if not models:
             raise _no_worker_yet()
-        raise ApiError(400, f"`model` is missing; this fleet serves {_listed(models)}.", param="model", code="missing_model")
+        raise ApiError(
+            400,
+            f"`model` is missing; this fleet serves {_listed(models)}.",
+            param="model",
+            code="missing_model",
+        )
 
     def _unknown_model(self, model: str) -> ApiError:
         if not self.fleet.models:
             return _no_worker_yet()
         known = _listed(self.fleet.models)
         return ApiError(
-            404, f"The model `{model[:200]}` does not exist; this fleet serves {known}.", param="model", code="model_not_found"
+            404,
+            f"The model `{model[:200]}` does not exist; this fleet serves {known}.",
+            param="model",
+            code="model_not_found",
         )
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from cache.block_hash import ChainKey
 from cache.prefix_index import PrefixIndex
-from cache.prompt_blocks import PromptBlockCache, PromptBlocks, PromptScan
+from cache.prompt_blocks import EncodedTail, PromptBlockCache, PromptBlocks, PromptScan
 from cache.tokenizer import TemplateError, Tokenizer
 from gateway.openai_api import Call, Kind
 from policies.types import TokenIds
@@ -69,7 +69,8 @@ class PromptReader:
 
     def read(self, call: Call, *, adapter: str, block_sizes: Sequence[int], longest: int | None) -> PromptView:
         """Look at a chat's or completion's prompt; never waits. `longest` is the longest prompt in tokens that any
-        worker can hold, where that is known: a text that must be longer is not tokenized at all."""
+        worker can hold, where that is known: a text that must be longer is not tokenized at all.
+        """
         if call.kind is Kind.EMBEDDING:
             return guess(call)
         text, ids, special = self._text(call)
@@ -90,7 +91,8 @@ class PromptReader:
 
     def resolve(self, view: PromptView, done: Callable[[], None]) -> bool:
         """Tokenize the rest in a thread; `done` is called on the loop once `view` is complete (or never will be).
-        False where too many wait already, and nothing was begun."""
+        False where too many wait already, and nothing was begun.
+        """
         if self._pending >= _MAX_PENDING:
             return False
         self._pending += 1
@@ -100,11 +102,11 @@ class PromptReader:
             self._executor, lambda: [(size, scan, encode(scan)) for size, scan in rest]
         )
 
-        def finish(future: asyncio.Future[list[tuple[int, PromptScan, object]]]) -> None:
+        def finish(future: asyncio.Future[list[tuple[int, PromptScan, EncodedTail]]]) -> None:
             self._pending -= 1
             if not future.cancelled() and future.exception() is None:
                 for size, scan, tail in future.result():
-                    self._take(view, size, self.cache.finish(scan, tail))  # type: ignore[arg-type]  # made by encode
+                    self._take(view, size, self.cache.finish(scan, tail))
             done()
 
         future.add_done_callback(finish)
@@ -135,7 +137,11 @@ class PromptReader:
         """The prompt's text or ids, and whether the engine adds special tokens to it."""
         if call.kind is Kind.CHAT:
             try:
-                return self.tokenizer.render_chat(call.fields), None, call.fields.get("add_special_tokens") is True
+                return (
+                    self.tokenizer.render_chat(call.fields),
+                    None,
+                    call.fields.get("add_special_tokens") is True,
+                )
             except TemplateError as error:
                 if not self._template_failed:
                     self._template_failed = True

@@ -66,6 +66,7 @@ class RoundRobin:
         self._turn = -1
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:  # noqa: ARG002 - one signature for all
+        """The next one in turn."""
         self._turn += 1
         index = self._turn % len(workers)
         return RouteDecision(index, prompt.cached.get(workers[index].id, 0))
@@ -77,6 +78,7 @@ class LeastLoaded:
     uses_prefixes = False
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
+        """The one with the fewest, at random among equals."""
         index = lowest([worker.active for worker in workers], sample)
         return RouteDecision(index, prompt.cached.get(workers[index].id, 0))
 
@@ -110,6 +112,7 @@ class PredictedCost:
         self._spread = spread
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
+        """The cheapest one, at random among equals, with the costs of all."""
         tokens, cached = prompt
         known = [worker.prefill_rate for worker in workers if worker.prefill_rate]
         usual = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE

@@ -15,9 +15,7 @@ from tests.tokens_fixtures import EMBEDDED
 
 async def test_every_stage_is_measured_for_every_length(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = Tokenizer.load(EMBEDDED)
-    rows = await Stages(tokenizer, Effort(rounds=1, round_us=0.0, fresh=2), warm_up_chars=1_000).measure(
-        (50, 8_000)
-    )
+    rows = await Stages(tokenizer, Effort(rounds=1, round_us=0.0, fresh=2), warm_up_chars=1_000).measure((50, 8_000))
     assert all(set(row.microseconds) == {50, 8_000} for row in rows)
     assert {row.group for row in rows} == {"read", "tokens", "route", "forward", "all of it"}
     show(rows, tokenizer, "embedded")

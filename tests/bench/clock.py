@@ -53,9 +53,7 @@ def repeated(run: Callable[[], object], effort: Effort) -> float:
     return statistics.median(times) / 1e3
 
 
-def once_each(
-    run: Callable[[T], object], inputs: Iterable[T], *, between: Callable[[], object] = int
-) -> float:
+def once_each(run: Callable[[T], object], inputs: Iterable[T], *, between: Callable[[], object] = int) -> float:
     """Median microseconds of one call over `inputs`; `between` is called after each and not counted."""
     nothing = _clock_ns()
     times = []

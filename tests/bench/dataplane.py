@@ -92,9 +92,7 @@ _ANSWER = json.dumps(
         "usage": {"prompt_tokens": 200, "completion_tokens": 60, "total_tokens": 260},
     }
 )
-_MODELS = json.dumps(
-    {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "bench"}]}
-)
+_MODELS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "bench"}]})
 
 
 @dataclass(frozen=True)
@@ -138,10 +136,7 @@ def tests(tokenizer: Tokenizer) -> list[Test]:
         Test("300 bytes", every, 300, quick=True),
         Test("32 KB", every, 32 << 10, quick=True),
         *[Test(f"{size:,} tokens, seen", prefixes, n, quick=size == 2_000) for size, n in chars.items()],
-        *[
-            Test(f"{size:,} tokens, new", prefixes, n, new=True, quick=size == 2_000)
-            for size, n in chars.items()
-        ],
+        *[Test(f"{size:,} tokens, new", prefixes, n, new=True, quick=size == 2_000) for size, n in chars.items()],
         Test("300 bytes, one client", (NGINX, DIRECT, PLAIN, COST), 300, connections=1),
         Test("streams without pause", every, 300, unit="chunk", streams=True, quick=True),
         Test("300 paced streams", every, 300, unit="chunk", streams=True, interval_ms=20, connections=300),
@@ -206,9 +201,7 @@ class Bench:
         else:
             arguments = [bodies, *([str(EVENTS), str(test.interval_ms)] if test.streams else [])]
             script = self._seen
-        return wrk(
-            proxy.port, script, arguments, connections=test.connections, seconds=seconds, core=self._load_core
-        )
+        return wrk(proxy.port, script, arguments, connections=test.connections, seconds=seconds, core=self._load_core)
 
 
 @contextlib.contextmanager
@@ -319,9 +312,7 @@ def show(console: Console, results: dict[str, tuple[Test, dict[str, Figures]]]) 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and print; 0, or 2 where a tool is missing."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--quick", action="store_true", help="half of the tests and one round: under 40 s, rough figures"
     )
@@ -340,9 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("There is one core only: proxies and load share it, so look at the CPU time alone.")
     tokenizer = Tokenizer.load(EMBEDDED_TOKENIZER)
     chosen = [
-        test
-        for test in tests(tokenizer)
-        if (options.only or "") in test.name and (test.quick or not options.quick)
+        test for test in tests(tokenizer) if (options.only or "") in test.name and (test.quick or not options.quick)
     ]
     results: dict[str, tuple[Test, dict[str, Figures]]] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -360,10 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         results[test.name] = (test, bench.run(test, servers))
     show(console, results)
     if options.json:
-        content = {
-            name: {proxy: asdict(of) for proxy, of in figures.items()}
-            for name, (_, figures) in results.items()
-        }
+        content = {name: {proxy: asdict(of) for proxy, of in figures.items()} for name, (_, figures) in results.items()}
         options.json.write_text(json.dumps(content, indent=1))
     return 0
 

@@ -65,9 +65,7 @@ def on_core(core: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def server(
-    name: str, command: Sequence[str | Path], port: int, folder: Path, *, core: int
-) -> Iterator[Server]:
+def server(name: str, command: Sequence[str | Path], port: int, folder: Path, *, core: int) -> Iterator[Server]:
     """Run a server until the block ends; it is ready when it lists its models.
 
     Raises RuntimeError with its last words.
@@ -87,15 +85,11 @@ def server(
             process.wait()
 
 
-def nginx(
-    name: str, config: str, port: int, folder: Path, *, core: int
-) -> contextlib.AbstractContextManager[Server]:
+def nginx(name: str, config: str, port: int, folder: Path, *, core: int) -> contextlib.AbstractContextManager[Server]:
     """nginx in one process; `config` is the inside of its `http` block."""
     home = folder / name.replace(" ", "-")
     home.mkdir()
-    paths = "".join(
-        f"{kind}_temp_path {kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
+    paths = "".join(f"{kind}_temp_path {kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
     (home / "nginx.conf").write_text(
         "daemon off; master_process off; pid nginx.pid; error_log nginx.err warn;\n"
         "worker_rlimit_nofile 20000; events { worker_connections 8192; }\n"
@@ -108,9 +102,7 @@ def nginx(
     return server(name, command, port, folder, core=core)
 
 
-def gateway(
-    name: str, config: str, port: int, folder: Path, *, core: int
-) -> contextlib.AbstractContextManager[Server]:
+def gateway(name: str, config: str, port: int, folder: Path, *, core: int) -> contextlib.AbstractContextManager[Server]:
     """`prefixgate serve` with this YAML."""
     path = folder / f"{name.replace(' ', '-')}.yaml"
     path.write_text(config)
@@ -138,9 +130,7 @@ end
 """
 
 
-def wrk(
-    port: int, script: Path, arguments: Sequence[str | Path], *, connections: int, seconds: int, core: int
-) -> Load:
+def wrk(port: int, script: Path, arguments: Sequence[str | Path], *, connections: int, seconds: int, core: int) -> Load:
     """Load from one thread. Raises RuntimeError."""
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     command: list[str | Path] = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s"]

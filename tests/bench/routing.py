@@ -67,7 +67,11 @@ def run(policy: str, options: argparse.Namespace, speed: float) -> dict[str, Any
         try:
             _wait(config.exists)
             settings = yaml.safe_load(config.read_text())
-            settings |= {"listen": {"port": 0}, "routing": {"policy": policy}, "index": {"max_blocks": 8_000_000}}
+            settings |= {
+                "listen": {"port": 0},
+                "routing": {"policy": policy},
+                "index": {"max_blocks": 8_000_000},
+            }
             settings["log"] = {"format": "json"}
             config.write_text(yaml.safe_dump(settings))
             log = Path(folder) / "gateway.log"
@@ -111,7 +115,17 @@ def _imbalance(replay: dict[str, Any], workers: int) -> float:
 def show(results: dict[str, dict[str, Any]], speed: float) -> None:
     """One row a policy; ratios are to the first one."""
     table = Table(title=f"Mooncake conversation at {speed:.2f} × its own speed")
-    for column in ("policy", "mean TTFT", "ratio", "P90 TTFT", "ratio", "hits", "max ÷ mean", "gateway CPU", "RSS"):
+    for column in (
+        "policy",
+        "mean TTFT",
+        "ratio",
+        "P90 TTFT",
+        "ratio",
+        "hits",
+        "max ÷ mean",
+        "gateway CPU",
+        "RSS",
+    ):
         table.add_column(column, justify="right" if column != "policy" else "left")
     first = next(iter(results.values()))["summary"]["ttft"]
     for policy, result in results.items():
@@ -125,7 +139,9 @@ def show(results: dict[str, dict[str, Any]], speed: float) -> None:
 
 
 def _start(*arguments: object, stderr: Any = None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "gateway", *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=stderr)
+    return subprocess.Popen(
+        [sys.executable, "-m", "gateway", *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=stderr
+    )
 
 
 def _wait(condition: Any, seconds: float = 30.0) -> None:

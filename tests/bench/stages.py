@@ -43,10 +43,7 @@ SIZES = (200, 2_000, 8_000)
 WORKERS = 8
 ANSWER_BODY = (
     b'{"id":"chatcmpl-1","object":"chat.completion","created":1767225600,"model":"bench","choices":[{"index":0,'
-    b'"message":{"role":"assistant","content":"'
-    + b"All is well. "
-    * 20
-    + b'"},"finish_reason":"stop"}],"usage":'
+    b'"message":{"role":"assistant","content":"' + b"All is well. " * 20 + b'"},"finish_reason":"stop"}],"usage":'
     b'{"prompt_tokens":200,"completion_tokens":60,"total_tokens":260}}'
 )
 ANSWER_HEAD = (
@@ -57,9 +54,7 @@ STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ndate: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvicorn\r\n"
     b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
-_EVENT = (
-    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","choices":[{"delta":{"content":" ok"}}]}\n\n'
-)
+_EVENT = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","choices":[{"delta":{"content":" ok"}}]}\n\n'
 CHUNK = b"%x\r\n%b\r\n" % (len(_EVENT), _EVENT)
 LAST_CHUNK = b"0\r\n\r\n"
 _QUESTION = "And what would it cost to bring two more bags on the second flight?"
@@ -134,9 +129,7 @@ class Stages:
         body, effort = chat_body(self._text()), self.effort
         head = request_of(body)[: -len(body)]
         reader = HeadReader(parse_request_head)
-        self._row(
-            "read", "head, as this client sent it before", repeated(lambda: reader.read(head, None), effort)
-        )
+        self._row("read", "head, as this client sent it before", repeated(lambda: reader.read(head, None), effort))
         self._row("read", "head, of a new client", repeated(lambda: parse_request_head(head, None), effort))
         self._row("read", "JSON", repeated(lambda: read_call(Kind.CHAT, body), effort))
         fields = read_call(Kind.CHAT, body).fields
@@ -169,9 +162,7 @@ class Stages:
         odd = [strange(text, number) for number, text in enumerate(texts)]
         self._row("tokens", "tokenizer alone, words never seen", once_each(self._encode, odd))
         ids, root = self._encode(text), root_hash(key)
-        self._row(
-            "tokens", "chain of block hashes", repeated(lambda: extend_chain(root, ids, BLOCK_SIZE), effort)
-        )
+        self._row("tokens", "chain of block hashes", repeated(lambda: extend_chain(root, ids, BLOCK_SIZE), effort))
 
     def _encode(self, text: str) -> TokenIds:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -194,9 +185,7 @@ class Stages:
         held = chain(self._text())
         predict(held)
         predict(held, second)
-        self._row(
-            "route", f"match: held by 2 of {WORKERS} workers", repeated(lambda: index.match(held), effort)
-        )
+        self._row("route", f"match: held by 2 of {WORKERS} workers", repeated(lambda: index.match(held), effort))
         new = [chain(text) for text in self._texts()]
         self._row("route", "match: held by nobody", once_each(index.match, new))
         cached = {first: self._size // 2, second: self._size // 2}
@@ -253,18 +242,14 @@ class Stages:
         group = "all of it"
         request = request_of(chat_body(self._text()))
         plain = Rig("round_robin", None, n_workers=WORKERS)
-        self._row(
-            group, "round robin, no prefix work", repeated(lambda: _round_trip(plain, request), self.effort)
-        )
+        self._row(group, "round robin, no prefix work", repeated(lambda: _round_trip(plain, request), self.effort))
         plain.close()
         rig = Rig("cost", self.tokenizer, n_workers=WORKERS)
         text = self._text()
         seen = request_of(chat_body(text))
         await _whole(rig, seen)
         self._row(group, "prompt seen", repeated(lambda: _round_trip(rig, seen), self.effort))
-        requests = [
-            request_of(chat_body(text, question=f"{i}: {_QUESTION}")) for i in range(self.effort.fresh)
-        ]
+        requests = [request_of(chat_body(text, question=f"{i}: {_QUESTION}")) for i in range(self.effort.fresh)]
         parts = [await _whole(rig, request) for request in requests]
         self._row(group, "prefix seen, new message", median([sum(part) for part in parts]))
         parts = [await _whole(rig, request_of(chat_body(text))) for text in self._texts()]
@@ -320,9 +305,7 @@ def show(rows: Sequence[Row], tokenizer: Tokenizer, source: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--tokenizer",
         default="embedded",

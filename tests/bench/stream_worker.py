@@ -22,9 +22,7 @@ _EVENT = (
 )
 _CHUNK = b"%x\r\n%b\r\n" % (len(_EVENT), _EVENT)
 _END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-_MODELS = (
-    b'{"object":"list","data":[{"id":"bench","object":"model","created":0,"owned_by":"bench"}],"chunks":%d}'
-)
+_MODELS = b'{"object":"list","data":[{"id":"bench","object":"model","created":0,"owned_by":"bench"}],"chunks":%d}'
 
 
 class Connection(asyncio.Protocol):
@@ -55,8 +53,7 @@ class Connection(asyncio.Protocol):
         if not events:
             body = _MODELS % Connection.chunks_sent
             self._transport.write(
-                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-                % (len(body), body)
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
             )
         elif not interval:
             Connection.chunks_sent += events

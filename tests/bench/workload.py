@@ -21,9 +21,7 @@ _MESSAGE_CHARS = 600
 @functools.cache
 def fragments() -> tuple[str, ...]:
     """Pieces of dialogue of 40 to 90 characters that begin with a space and need no escape in JSON."""
-    dialogues = json.loads(
-        lzma.decompress((DATA / "conversations" / "tau_bench_airline.json.xz").read_bytes())
-    )
+    dialogues = json.loads(lzma.decompress((DATA / "conversations" / "tau_bench_airline.json.xz").read_bytes()))
     text = " ".join(str(message.get("content")) for body in dialogues for message in body["messages"])
     text = re.sub(r"[^\x20-\x7e]|[\"\\<>]", " ", text)
     found = re.findall(r" \S.{39,80}?(?= )", re.sub(r" +", " ", text))
