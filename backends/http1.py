@@ -27,11 +27,14 @@ _HOP_FIELDS: Final = (
 _REQUEST_SPLIT: Final = re.compile(rb"\r\n(?i:(host|expect|via|" + _HOP_FIELDS + rb")):[ \t]*([^\r]*)").split
 _RESPONSE_SPLIT: Final = re.compile(rb"\r\n(?i:(" + _HOP_FIELDS + rb")):[ \t]*([^\r]*)").split
 _PLAIN_CONNECTION: Final = frozenset((b"keep-alive", b"close", b"Keep-Alive", b"Close", b""))
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] [1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?").fullmatch
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}").fullmatch
 _TARGET: Final = re.compile(rb"(?i:https?://[^/?#]*)?(/[^?#]*)((?:\?[^#]*)?)").fullmatch
 
 
-_CONTENT_LENGTH: Final = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,15})\r\n").search
+_CONTENT_LENGTH: Final = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})[ \t]*\r\n").search
+_LENGTH: Final = re.compile(rb"[0-9]{1,18}").fullmatch
+_CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 _REMEMBERED: Final = 512
 _LONGEST: Final = 4096
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -128,10 +131,11 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
             a version other than 1.0 and 1.1, 417 for an expectation other than 100-continue.
     """
     parser = httptools.HttpRequestParser(listener)
+    offers_upgrade = False
     try:
         parser.feed_data(raw)
     except httptools.HttpParserUpgrade:
-        pass  # an offer to switch protocols may be ignored (RFC 9110 §7.8)
+        offers_upgrade = True  # which may be ignored (RFC 9110 §7.8)
     except httptools.HttpParserError as error:
         raise HttpError(400, f"malformed HTTP request: {error}") from None
     version = parser.get_http_version()
@@ -140,7 +144,10 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
     http11 = version == "1.1"
     parts = _REQUEST_SPLIT(raw[:-4])
     line, separator, first_fields = parts[0].partition(b"\r\n")
-    target = _TARGET(line.split(b" ")[1])
+    words = line.split(b" ")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/"):
+        raise HttpError(400, "malformed request line: expected a method, a target and HTTP/1.1, one space between")
+    target = _TARGET(words[1])
     if target is None:
         raise HttpError(400, "malformed request target: expected a path such as /v1/chat/completions")
     parts[0] = separator + first_fields
@@ -150,22 +157,28 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
     hosts = len(named.get(b"host", ()))
     if hosts != 1 and (http11 or hosts):
         raise HttpError(400, f"expected exactly one Host field, got {hosts}")
+    _check_length(named, 400)
     codings = named.get(b"transfer-encoding")
     if codings is not None:
         if not http11:
             raise HttpError(400, "Transfer-Encoding is not defined in HTTP/1.0")
         if [coding.lower() for coding in codings] != [b"chunked"]:
             raise HttpError(501, "the only transfer coding served here is chunked")
+    method = parser.get_method()
+    if offers_upgrade and codings is not None:
+        # httptools takes what follows for the other protocol and would pass over the body.
+        parser = httptools.HttpRequestParser(listener)
+        parser.feed_data(_CHUNKED_HEAD)
     expectations = named.get(b"expect", [])
     if any(expectation.lower() != b"100-continue" for expectation in expectations):
         raise HttpError(417, "the only expectation served here is 100-continue")
     request_ids = named.get(b"x-request-id", [])
     head = RequestHead(
-        method=parser.get_method(),
+        method=method,
         path=target[1],
         query=target[2],
         http11=http11,
-        keep_alive=parser.should_keep_alive() and http11,
+        keep_alive=http11 and not _says(named, b"close"),
         chunked=codings is not None,
         expects_continue=http11 and bool(expectations),
         request_id=request_ids[0] if len(request_ids) == 1 and _REQUEST_ID(request_ids[0]) else None,
@@ -192,20 +205,38 @@ def parse_response_head(raw: bytes, listener: object) -> tuple[ResponseHead, Htt
     named: dict[bytes, list[bytes]] = {}
     for name, value in zip(parts[1::3], parts[2::3], strict=True):
         named.setdefault(name.lower(), []).append(value.rstrip())
+    _check_length(named, 502)
     codings = named.get(b"transfer-encoding")
     if codings is not None and [coding.lower() for coding in codings] != [b"chunked"]:
         raise HttpError(502, "the worker answered with a transfer coding other than chunked")
+    if not _STATUS_LINE(line):
+        raise HttpError(502, "malformed status line: expected HTTP/1.1, a status of three digits, and a reason")
     status = parser.get_status_code()
     bodiless = status < 200 or status in (204, 304)
     head = ResponseHead(
         status=status,
         reason=line[13:],
-        keep_alive=parser.should_keep_alive(),
+        keep_alive=not _says(named, b"close") and (line.startswith(b"HTTP/1.1") or _says(named, b"keep-alive")),
         chunked=codings is not None and not bodiless,
         bodiless=bodiless,
         fields=_end_to_end(parts, named),
     )
     return head, parser
+
+
+def _says(named: dict[bytes, list[bytes]], wanted: bytes) -> bool:
+    """Whether a `Connection` field has this option. llhttp cannot be asked: it forgets with the message's end, which
+    for a head without a body has come already."""
+    return any(
+        option.strip().lower() == wanted for value in named.get(b"connection", ()) for option in value.split(b",")
+    )
+
+
+def _check_length(named: dict[bytes, list[bytes]], status: int) -> None:
+    """What llhttp takes for a length `HeadReader` must find too, or else a body would be read as the next message."""
+    for value in named.get(b"content-length", ()):
+        if not _LENGTH(value):
+            raise HttpError(status, "malformed Content-Length: expected at most 18 digits")
 
 
 def _end_to_end(parts: list[bytes], named: dict[bytes, list[bytes]]) -> bytes:

@@ -55,16 +55,25 @@ class _State(Enum):
 
 
 class _BareBody:
-    """Listens to llhttp and hands on the body without its chunk framing."""
+    """Listens to llhttp and hands on the body without its chunk framing, up to the body's end."""
 
-    __slots__ = ("connection", "on_body")
+    __slots__ = ("_complete", "_connection", "_sink")
 
     def __init__(self, connection: UpstreamConnection, sink: ResponseSink) -> None:
-        self.connection = connection
-        self.on_body = sink.response_data
+        self._connection = connection
+        self._sink = sink
+        self._complete = False
+
+    def on_message_begin(self) -> None:
+        self._connection.on_message_begin()
+
+    def on_body(self, data: bytes) -> None:
+        if not self._complete:
+            self._sink.response_data(data)
 
     def on_message_complete(self) -> None:
-        self.connection.on_message_complete()
+        self._complete = True
+        self._connection.on_message_complete()
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -183,6 +192,9 @@ class UpstreamConnection(asyncio.Protocol):
                     self._head = data
                 return
             end += 4
+            if end > _HEAD_LIMIT:
+                self._fault(UpstreamFault.MALFORMED, f"head longer than {_HEAD_LIMIT} bytes")
+                return
             self._begun = 0
             self._complete = False
             try:
@@ -245,8 +257,19 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _follow(self, data: bytes) -> bool:
         """Let llhttp follow the chunks. False where they break off into something that is not this answer."""
+        parser = self._parser
+        assert parser is not None, "set together with the CHUNKED state"
         try:
-            self._parser.feed_data(data)  # type: ignore[union-attr]  # set together with the CHUNKED state
+            if len(data) < 5:  # perhaps a part of the last line, whose end is told by feeding single bytes
+                for at in range(len(data)):
+                    if self._complete:
+                        self._begun = 2
+                    parser.feed_data(data[at : at + 1])
+            else:
+                parser.feed_data(data)
+                # llhttp lets empty lines pass in front of a further answer. The last line of this one is not empty.
+                if self._complete and (data[-4:] != CRLF2 or data[-5] in b"\r\n"):
+                    self._begun = 2
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._complete:
                 self._fault(UpstreamFault.MALFORMED, str(error))

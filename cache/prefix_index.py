@@ -227,6 +227,10 @@ class PrefixIndex:
             return
         self.expire(now)
         deadline, bound = now + ttl, max(1, self.max_blocks // _PREDICTED_FRACTION)
+        if start >= len(hashes) or state.predicted.get(hashes[-1], 0.0) >= deadline <= state.predicted.get(
+            hashes[start], 0.0
+        ):
+            return  # both ends are predicted for that long, so whatever lies between was too, in the same call
         fresh = self._unconfirmed(state, hashes, start, deadline)[:bound]
         n_new = len(fresh) - sum(map(state.predicted.__contains__, fresh))
         while self._n_predicted + n_new > bound or self._n_queued + len(fresh) > 2 * bound:

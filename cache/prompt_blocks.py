@@ -103,6 +103,7 @@ class PromptBlockCache:
         # it.
         self._entries: OrderedDict[_PieceKey, _Entry] = OrderedDict()
         self._entry_bytes = 0
+        self._origins: dict[tuple[ChainKey, bool], tuple[_PieceKey, BlockHash]] = {}
         self.max_bytes = max_bytes
         self.hits = 0
         """Prompts that were wholly known."""
@@ -131,7 +132,7 @@ class PromptBlockCache:
         # UTF-16 takes a third of the time of UTF-8 when there is one character beyond ASCII; the digest is
         # ours alone.
         data = text.encode("utf-16-le") if ascii_data is None else ascii_data
-        origin = _PieceKey(xxh3_128_digest(encode_key(key) + (b"\1" if add_special_tokens else b"\0")))
+        origin, root = self._origin(key, add_special_tokens=add_special_tokens)
         whole_key = _PieceKey(
             xxh3_128_digest(b"".join((origin, _WIDE if ascii_data is None else _WHOLE, data)))
         )
@@ -145,7 +146,7 @@ class PromptBlockCache:
         else:
             prefix = self._cutter.prefix if add_special_tokens else TokenIds(b"")
             hashes, n_tokens, position = self._walk(
-                ascii_data, text, _Position(0, origin, root_hash(key), prefix)
+                ascii_data, text, _Position(0, origin, root, prefix)
             )
             self.misses += 1
             self.reused_chars += position.offset
@@ -160,6 +161,16 @@ class PromptBlockCache:
             whole_key=whole_key,
             position=position,
         )
+
+    def _origin(self, key: ChainKey, *, add_special_tokens: bool) -> tuple[_PieceKey, BlockHash]:
+        """Where the pieces and the blocks of all prompts under `key` start; the last ones used are remembered."""
+        found = self._origins.get((key, add_special_tokens))
+        if found is None:
+            if len(self._origins) >= _MAX_ORIGINS:
+                self._origins.clear()
+            digest = xxh3_128_digest(encode_key(key) + (b"\1" if add_special_tokens else b"\0"))
+            found = self._origins[key, add_special_tokens] = (_PieceKey(digest), root_hash(key))
+        return found
 
     def _walk(
         self, ascii_data: _Ascii | None, text: str, position: _Position
@@ -263,6 +274,7 @@ class PromptBlockCache:
             self._entry_bytes -= _allocated(key, entry)
 
 
+_MAX_ORIGINS = 1024
 _PIECE = b"piece"
 _WHOLE = b"whole"
 _WIDE = b"whole, UTF-16"

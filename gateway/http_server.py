@@ -11,8 +11,10 @@ There is no timer per request: one sweep over all connections looks after every 
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -29,6 +31,9 @@ _HEADS: Final = HeadReader(parse_request_head)
 _NEVER: Final = float("inf")
 _DRAIN_SECONDS: Final = 2.0
 _DRAIN_BYTES: Final = 64 << 20
+_without_empty_lines: Final = re.compile(rb"\A(?:\r\n)+").sub
+_NOTHING: Final = (b"", b"\r")
+_RESET: Final = struct.pack("ii", 1, 0)
 _HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -129,8 +134,8 @@ class HttpServer:
 class ClientConnection(asyncio.Protocol):
     """One client's connection."""
 
-    __slots__ = ("_body", "_body_bytes", "_buffer", "_complete", "_deadline", "_head", "_left", "_parser",
-                 "_phase", "_reading", "_taking", "_timeout", "exchange", "paused", "server", "transport")  # fmt: skip
+    __slots__ = ("_body", "_buffer", "_chunks", "_complete", "_deadline", "_head", "_left", "_parser",
+                 "_phase", "_reading", "_taking", "_timeout", "_unread", "_unread_since", "exchange", "paused", "server", "transport")  # fmt: skip
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
@@ -140,7 +145,7 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = b""  # a partial head, or what was pipelined behind the exchange
         self._head: RequestHead | None = None
         self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._chunks = bytearray()  # one buffer: a list of many small chunks would weigh many times their bytes
         self._left = 0
         self._parser: HttpParser | None = None
         self._complete = False
@@ -149,6 +154,8 @@ class ClientConnection(asyncio.Protocol):
         self.paused = False
         self._deadline = _NEVER
         self._timeout = 0.0
+        self._unread = 0  # bytes that the client had left unread when last looked at, and since when
+        self._unread_since = 0.0
 
     # -- asyncio.Protocol
 
@@ -165,8 +172,7 @@ class ClientConnection(asyncio.Protocol):
             self._write_error(
                 ApiError(503, "The gateway has reached its limit of connections.", code="too_many_connections")
             )
-            self._phase = _Phase.CLOSED
-            self.transport.close()
+            self._drain()
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
@@ -187,6 +193,7 @@ class ClientConnection(asyncio.Protocol):
         self.server.connections.discard(self)
         self._parser = None
         self._body.clear()
+        self._chunks = bytearray()
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_gone()
@@ -200,12 +207,13 @@ class ClientConnection(asyncio.Protocol):
         self.paused = False
         if self.exchange is not None:
             self.exchange.resume()
+        elif self._phase is _Phase.HEAD:
+            self._go_on()
 
     # -- httptools, for chunked bodies
 
     def on_body(self, data: bytes) -> None:
-        self._body_bytes += len(data)
-        self._body.append(data)
+        self._chunks += data
 
     def on_message_complete(self) -> None:
         self._complete = True
@@ -217,13 +225,13 @@ class ClientConnection(asyncio.Protocol):
         self._taking = True
         try:
             while data and self._phase is not _Phase.DRAIN:
-                if self._phase is _Phase.HEAD:
+                if self._phase is _Phase.HEAD and not self.paused:
                     data = self._take_head(data)
                 elif self._phase is _Phase.BODY:
                     data = self._take_body(data)
                 elif self._phase is _Phase.CHUNKS:
                     data = self._take_chunks(data)
-                else:
+                else:  # an exchange is running, or earlier answers wait for the client to read them
                     self._hold(data)
                     return
         except HttpError as error:
@@ -240,13 +248,17 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_head(self, data: bytes) -> bytes:
         limits = self.server.limits
-        if self._buffer:
-            data = self._buffer + data
+        held = self._buffer
+        if held:
+            data = held + data
             self._buffer = b""
-        else:
+        if data[:1] == b"\r":  # RFC 9112 §2.2: empty lines before a request are let pass
+            data = _without_empty_lines(b"", data)
+            if data in _NOTHING:  # nor do they count as its beginning
+                self._buffer = data
+                return b""
+        if held in _NOTHING:
             self._deadline = self.server.loop.time() + limits.head_timeout
-        while data[:2] == b"\r\n":  # RFC 9112 §2.2: empty lines before a request are let pass
-            data = data[2:]
         if data[:1] == b"\n":
             raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
         end = data.find(CRLF2) + 4
@@ -259,14 +271,14 @@ class ClientConnection(asyncio.Protocol):
             return b""
         if end > limits.head_bytes:
             raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
-        self._complete = False
         self._body = []
-        self._body_bytes = 0
         head, length, parser = _HEADS.read(data[:end], self)
+        self._complete = False
         self._head = head
         data = data[end:]
         if head.chunked:
             self._parser = parser
+            self._chunks = bytearray()
             self._phase = _Phase.CHUNKS
         elif not length:
             self._begin(head, b"")
@@ -313,11 +325,13 @@ class ClientConnection(asyncio.Protocol):
             except httptools.HttpParserError as error:
                 raise HttpError(400, f"malformed chunked body: {error}") from None
             at = end
-            if self._body_bytes > self.server.limits.body_bytes:
+            if len(self._chunks) > self.server.limits.body_bytes:
                 raise HttpError(413, f"the request body is longer than {self.server.limits.body_bytes} bytes")
         if self._complete:
+            assert self._head is not None, "a body follows a head"
             self._parser = None
-            self._begin_with_body()
+            body, self._chunks = bytes(self._chunks), bytearray()
+            self._begin(self._head, body)
         return data[at:]
 
     def _begin_with_body(self) -> None:
@@ -345,7 +359,7 @@ class ClientConnection(asyncio.Protocol):
         if exchange.cut_short:
             self._phase = _Phase.CLOSED
             if exchange.until_close or self.paused:
-                self.transport.abort()
+                self._reset()
             else:
                 self.transport.close()
         elif not exchange.keep_alive or self.server.draining:
@@ -353,10 +367,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._phase = _Phase.HEAD
             self._deadline = self.server.loop.time() + self.server.limits.idle_timeout
-            self._resume_reading()
-            if self._buffer and not self._taking:
-                data, self._buffer = self._buffer, b""
-                self._take(data)
+            self._go_on()
 
     def watch(self, timeout: float) -> None:
         """The worker must make progress at least every `timeout` seconds from now on."""
@@ -373,19 +384,27 @@ class ClientConnection(asyncio.Protocol):
             self._deadline = now + self._timeout
         elif now > self._deadline:
             self._deadline = _NEVER
-            self._expire(exchange)
+            self._expire(exchange, now)
 
     def close_if_idle(self) -> None:
         """Close unless a request has begun."""
         if self._phase is _Phase.HEAD and not self._buffer:
             self.transport.close()
 
-    def _expire(self, exchange: Exchange | None) -> None:
+    def _expire(self, exchange: Exchange | None, now: float) -> None:
         if exchange is not None:
             if self.paused:
                 self.transport.abort()  # it is the client that does not read
             else:
                 exchange.stalled()
+        elif waiting := self.transport.get_write_buffer_size():
+            # The end of an answer is not read yet. As long as the client reads, this is no idle connection.
+            if waiting != self._unread:
+                self._unread, self._unread_since = waiting, now
+            if now - self._unread_since > self.server.response_idle_timeout:
+                self.transport.abort()
+            else:
+                self._deadline = now + SWEEP
         elif self._phase is _Phase.HEAD and not self._buffer:
             self.transport.close()
         elif self._phase in (_Phase.HEAD, _Phase.BODY, _Phase.CHUNKS):
@@ -398,6 +417,7 @@ class ClientConnection(asyncio.Protocol):
         """Answer what cannot become an exchange, and close."""
         self._parser = None
         self._body = []
+        self._chunks = bytearray()
         self._buffer = b""
         self._write_error(error)
         self._drain()
@@ -416,6 +436,20 @@ class ClientConnection(asyncio.Protocol):
         self._resume_reading()
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
+
+    def _go_on(self) -> None:
+        """Take up what was held back."""
+        self._resume_reading()
+        if self._buffer and not self._taking:
+            data, self._buffer = self._buffer, b""
+            self._take(data)
+
+    def _reset(self) -> None:
+        """Close with a reset: an orderly end would say that the answer is complete."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
 
     def _resume_reading(self) -> None:
         if not self._reading:

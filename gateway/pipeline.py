@@ -27,6 +27,7 @@ from policies.types import WorkerId
 log = logging.getLogger(__name__)
 
 _NOTHING_CACHED: Final[Mapping[WorkerId, int]] = {}
+_PROLONG_STEPS: Final = 16
 _ANY_PROMPT: Final = Prompt(0, _NOTHING_CACHED)
 
 
@@ -67,6 +68,7 @@ class RequestPipeline:
         self._unconfirmed_ttl = unconfirmed_ttl
         self._sample = sample
         self._access_log = access_log
+        self._reader_failed = False
 
     # 1. In: a whole request has been read
 
@@ -111,11 +113,20 @@ class RequestPipeline:
             exchange.prompt = guess(call)
             self._dispatch(exchange)
             return
-        workers = self.fleet.serving(call.model)
-        sizes = self.fleet.block_sizes(call.model)
-        view = exchange.prompt = reader.read(
-            call, adapter=adapter, block_sizes=sizes, longest=self.fleet.longest_prompt(workers)
-        )
+        try:
+            view = reader.read(
+                call,
+                adapter=adapter,
+                block_sizes=self.fleet.block_sizes(call.model),
+                longest=self.fleet.longest_prompt(call.model),
+            )
+        except Exception:
+            # What a prompt does to a template or a tokenizer is no reason to fail a request: it is a miss.
+            if not self._reader_failed:
+                log.exception("model %s: a prompt could not be read; such prompts are routed by load", base)
+            self._reader_failed = True
+            view = guess(call)
+        exchange.prompt = view
         if not view.rest:
             self._dispatch(exchange)
         elif view.matters:
@@ -158,6 +169,7 @@ class RequestPipeline:
             decision = self._policy.choose(prompt, [worker.view(now) for worker in workers], self._sample())
             lacking = view.tokens - decision.cached_tokens
             exchange.cached_tokens = decision.cached_tokens
+            exchange.cached_blocks = decision.cached_tokens // workers[decision.index].block_size
         worker = exchange.worker = workers[decision.index]
         exchange.reservation = fleet.reserve(worker, lacking, now, streams=call.streams)
         if view is not None and view.blocks:
@@ -184,10 +196,15 @@ class RequestPipeline:
             return
         now = self._loop.time()
         if worker.publishes_events:
+            # What it holds already was confirmed, or will be for the request that was predicted to bring it.
+            start = exchange.cached_blocks
             ttl = self._prediction_ttl + worker.prefill.seconds(now)
         else:
-            ttl = self._unconfirmed_ttl
-        self._index.predict(worker.id, blocks.hashes, start=0, now=now, ttl=ttl)
+            # Each use prolongs the whole prefix, in steps, so that most uses find nothing to do.
+            step = self._unconfirmed_ttl / _PROLONG_STEPS
+            start = 0
+            ttl = self._unconfirmed_ttl - now % step
+        self._index.predict(worker.id, blocks.hashes, start=start, now=now, ttl=ttl)
 
     def _send(self, exchange: Exchange, worker: Worker, *, fresh: bool = False) -> None:
         head = exchange.head

@@ -125,8 +125,11 @@ class PromptReader:
             view.matters = view.matters or deepest == len(hashes)
 
     def _take(self, view: PromptView, size: int, scan: PromptScan) -> None:
+        known = scan.known.n_tokens
         view.blocks[size] = scan.known
-        view.tokens = scan.known.n_tokens + scan.tail_chars // _CHARS_PER_TOKEN
+        view.tokens = known
+        if scan.tail_chars:  # its tokens are as long as those known
+            view.tokens += round(scan.tail_chars * known / max(len(scan.text) - scan.tail_chars, 1))
 
     def _text(self, call: Call) -> tuple[str, TokenIds | None, bool]:
         """The prompt's text or ids, and whether the engine adds special tokens to it."""
@@ -143,7 +146,7 @@ class PromptReader:
             prompt = prompt[0]  # a batch: its first prompt decides
         if type(prompt) is str:
             return prompt, None, call.fields.get("add_special_tokens") is not False
-        if type(prompt) is list and all(type(token) is int and 0 <= token < 1 << 32 for token in prompt):
+        if type(prompt) is list and prompt and all(type(token) is int and 0 <= token < 1 << 32 for token in prompt):
             return "", TokenIds(b"".join([token.to_bytes(4, "little") for token in prompt])), False
         return "", None, False
 

@@ -44,7 +44,7 @@ class RouteDecision:
 
     index: int
     cached_tokens: int
-    costs: tuple[float, ...] = ()
+    costs: Sequence[float] = ()
 
 
 class RoutingPolicy(Protocol):
@@ -111,28 +111,21 @@ class PredictedCost:
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
         tokens, cached = prompt
-        rates = [worker.prefill_rate for worker in workers if worker.prefill_rate]
-        usual = sum(rates) / len(rates) if rates else DEFAULT_PREFILL_RATE
+        known = [worker.prefill_rate for worker in workers if worker.prefill_rate]
+        usual = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE
         weight = self._idle_weight + self._extra_weight * fullness(tokens, workers)
-        decode = self._decode_tokens
-        spread = self._spread
-        costs = tuple(
-            (
-                worker.queued_tokens
-                + decode * worker.active
-                + spread * worker.recent_tokens
-                + weight * (tokens - cached.get(worker.id, 0))
-            )
-            / (worker.prefill_rate or usual)
-            for worker in workers
-        )
+        decode, spread, held = self._decode_tokens, self._spread, cached.get
+        costs = [
+            (queued + decode * active + spread * recent + weight * (tokens - held(worker, 0))) / (rate or usual)
+            for worker, active, queued, rate, recent in workers
+        ]
         index = lowest(costs, sample)
         return RouteDecision(index, cached.get(workers[index].id, 0), costs)
 
 
 def fullness(tokens: int, workers: Sequence[WorkerView]) -> float:
     """How full the fleet is for a prompt of so many tokens, from 0 (nobody has work) to 1 (long queues everywhere)."""
-    queued = sum(worker.queued_tokens for worker in workers) / len(workers)
+    queued = sum([worker.queued_tokens for worker in workers]) / len(workers)
     return queued / (queued + tokens) if queued > 0 else 0.0
 
 

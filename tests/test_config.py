@@ -302,7 +302,7 @@ TWO = "workers: [{url: 'http://a:1'}, {url: 'http://b:2'}]\n"
             ],
         ),
         (
-            TWO + "routing: {cost: {recompute_weight_idle: 4}}",
+            TWO + "routing: {cost: {recompute_weight_idle: 6}}",
             ["line 2: routing.cost.recompute_weight_idle: must not be more than recompute_weight_full"],
         ),
         (

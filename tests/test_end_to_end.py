@@ -12,7 +12,7 @@ import aiohttp
 import openai
 import pytest
 
-from tests.gateway_fixtures import MODEL, ScriptedWorker, config_for, gateway, read_request, simulated_gateway
+from tests.gateway_fixtures import MODEL, Script, ScriptedWorker, config_for, gateway, read_request, simulated_gateway
 
 
 @pytest.fixture
@@ -182,3 +182,33 @@ async def test_bodies_arrive_and_return_byte_for_byte(streams: bool) -> None:  #
                     assert response.status == 200
                 assert seen[-1] == body
                 assert returned == answers[-1]
+
+
+async def test_the_head_of_a_stream_is_not_its_first_token() -> None:
+    """Engines send a stream's head at once and its first token after prefill: until then the work is in the queue."""
+    go = asyncio.Event()
+    served = [0, 0]
+
+    def script(number: int) -> Script:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while True:
+                head, _ = await read_request(reader)
+                if head.startswith(b"GET"):
+                    writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                    continue
+                served[number] += 1
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                await go.wait()
+                writer.write(b"6\r\ndata: \r\n0\r\n\r\n")
+
+        return serve
+
+    async with ScriptedWorker(script(0)).running() as one, ScriptedWorker(script(1)).running() as other:
+        # A short request to the idle worker costs less than one behind a long queue, whatever else is unfinished.
+        config = config_for([one.url, other.url], "routing: {cost: {decode_weight: 0}}", workers_extra=[", models: [m]"] * 2)
+        async with gateway(config) as url, aiohttp.ClientSession() as session:
+            body = {"model": "m", "prompt": "word " * 4000, "stream": True}
+            answers = [await session.post(url + "/v1/completions", json=body) for _ in range(6)]
+            assert served == [3, 3]
+            go.set()
+            assert {await answer.read() for answer in answers} == {b"data: "}
