@@ -342,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [
         test
         for test in tests(tokenizer)
-        if (options.only or "") in test.name and (test.quick or not options.quick)
+        if (options.only or "") in test.name and (test.quick or options.only or not options.quick)
     ]
     results: dict[str, tuple[Test, dict[str, Figures]]] = {}
     with tempfile.TemporaryDirectory() as name:
