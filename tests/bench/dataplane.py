@@ -331,7 +331,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("There is one core only: proxies and load share it, so look at the CPU time alone.")
     tokenizer = Tokenizer.load(EMBEDDED_TOKENIZER)
     chosen = [
-        test for test in tests(tokenizer) if (options.only or "") in test.name and (test.quick or not options.quick)
+        test
+        for test in tests(tokenizer)
+        if (options.only or "") in test.name and (test.quick or options.only or not options.quick)
     ]
     results: dict[str, tuple[Test, dict[str, Figures]]] = {}
     with tempfile.TemporaryDirectory() as name:
