@@ -102,6 +102,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def send(self, request: bytes, sink: ResponseSink) -> None:
         """Write one request; its answer goes to `sink`."""
+        if self._state is _State.CLOSED:  # lost between its opening and now
+            sink.response_fault(UpstreamFault.RESET, "end of stream")
+            return
         self._sink = sink
         self._state = _State.HEAD
         self.started = False
@@ -364,19 +367,22 @@ class UpstreamPool:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _connect(self, request: bytes, sink: ResponseSink) -> None:
+        connection = UpstreamConnection(self)
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _, connection = await self._loop.create_connection(
-                    lambda: UpstreamConnection(self), self.host, self.port
-                )
+                await self._loop.create_connection(lambda: connection, self.host, self.port)
         except TimeoutError:
             fault, detail = UpstreamFault.CONNECT_TIMEOUT, f"after {self._connect_timeout:g} s"
         except OSError as error:
             fault, detail = UpstreamFault.REFUSED, error.strerror or str(error)
+        except asyncio.CancelledError:
+            self.closed(connection)  # uvloop closes what was cancelled without a call of connection_lost
+            raise
         else:
             del self._connecting[sink]
             connection.send(request, sink)
             return
+        self.closed(connection)
         del self._connecting[sink]
         sink.response_fault(fault, detail)
 
