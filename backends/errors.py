@@ -24,5 +24,9 @@ class UpstreamFault(StrEnum):
     @property
     def status(self) -> int:
         """The status a client is told when no other worker is left."""
-        timeouts = (UpstreamFault.CONNECT_TIMEOUT, UpstreamFault.FIRST_BYTE_TIMEOUT, UpstreamFault.IDLE_TIMEOUT)
+        timeouts = (
+            UpstreamFault.CONNECT_TIMEOUT,
+            UpstreamFault.FIRST_BYTE_TIMEOUT,
+            UpstreamFault.IDLE_TIMEOUT,
+        )
         return 504 if self in timeouts else 502

@@ -92,6 +92,7 @@ class FleetState:
         self._by_model: dict[str, tuple[Worker, ...]] = {}
         self._chains: dict[str, tuple[str, str]] = {}
         self._block_sizes: dict[str, tuple[int, ...]] = {}
+        self._longest: dict[str, int | None] = {}
         self._group()
 
     @property
@@ -132,10 +133,9 @@ class FleetState:
         """The block sizes of the workers that serve this name."""
         return self._block_sizes.get(model, ())
 
-    def longest_prompt(self, workers: Iterable[Worker]) -> int | None:
-        """Tokens of the longest prompt that any of these can hold; None where one does not tell."""
-        bounds = [worker.longest_prompt for worker in workers]
-        return None if None in bounds else max((bound for bound in bounds if bound), default=None)
+    def longest_prompt(self, model: str) -> int | None:
+        """Tokens of the longest prompt that any worker of this model can hold; None where one does not tell."""
+        return self._longest.get(model)
 
     def serving(self, model: str) -> tuple[Worker, ...]:
         """The workers that answer to this name, in the order of the configuration; empty for an unknown name."""
@@ -204,6 +204,7 @@ class FleetState:
         self._block_sizes = {
             model: tuple(sorted({worker.block_size for worker in workers})) for model, workers in by_model.items()
         }
+        self._longest = {model: _longest(workers) for model, workers in self._by_model.items()}
         self._chains = {}
         for worker in self.workers:
             parents = {card["id"]: card.get("parent") for card in worker.model_cards}
@@ -211,3 +212,13 @@ class FleetState:
                 parent = parents.get(model)
                 chain = (parent, model) if isinstance(parent, str) else (worker.base_model or model, "")
                 self._chains.setdefault(model, chain)
+
+
+def _longest(workers: Iterable[Worker]) -> int | None:
+    longest = 0
+    for worker in workers:
+        bound = worker.longest_prompt
+        if bound is None:
+            return None
+        longest = max(longest, bound)
+    return longest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Final
 
 import aiohttp
@@ -29,7 +30,10 @@ class WorkerProbe:
         api_keys: Mapping[str, str],
         on_models: Callable[[Worker], None],
     ) -> None:
-        """`interval` and `timeout` in seconds; `api_keys` by worker, sent as bearer tokens. `on_models` is called each time a worker has answered, after the fleet has learnt from it."""
+        """`interval` and `timeout` in seconds; `api_keys` by worker, sent as bearer tokens.
+
+        `on_models` is called each time a worker has answered, after the fleet has learnt from it.
+        """
         self._fleet = fleet
         self._interval = interval
         self._timeout = aiohttp.ClientTimeout(total=timeout)
@@ -52,19 +56,29 @@ class WorkerProbe:
         try:
             async with session.get(url, headers=headers) as response:
                 body = await response.content.read(_ANSWER_LIMIT)
-                if response.status != 200:
-                    raise ValueError(f"status {response.status}")
-            answer = orjson.loads(body)
-            cards = answer["data"]
-            if not isinstance(cards, list):
-                raise TypeError("data is not a list")
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+            cards = _cards(response.status, body)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             if worker not in self._troubled:
                 self._troubled.add(worker)
-                log.warning("worker %s did not tell its models: %s", worker.id, type(error).__name__ if not str(error) else error)
+                log.warning(
+                    "worker %s did not tell its models: %s",
+                    worker.id,
+                    type(error).__name__ if not str(error) else error,
+                )
             return
         if worker in self._troubled:
             self._troubled.discard(worker)
             log.info("worker %s tells its models again", worker.id)
-        self._fleet.learn_models(worker, [card for card in cards if isinstance(card, dict)])
+        self._fleet.learn_models(worker, cards)
         self._on_models(worker)
+
+
+def _cards(status: int, body: bytes) -> list[dict[str, object]]:
+    """The model objects of an answer. Raises ValueError where there are none to be had."""
+    if status != HTTPStatus.OK:
+        raise ValueError(f"status {status}")
+    answer = orjson.loads(body)
+    cards = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(cards, list):
+        raise ValueError("no list of models in the answer")  # noqa: TRY004 - for the caller it is one kind of error
+    return [card for card in cards if isinstance(card, dict)]

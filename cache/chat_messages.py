@@ -109,13 +109,7 @@ def _message(message: object, *, content_parts: bool) -> dict[str, Any]:
 
 def _content(content: object, role: str, *, parts: bool) -> str | list[dict[str, Any]]:
     """Text parts joined by line ends, or a list of parts for the templates which go through them."""
-    given = (
-        [content]
-        if isinstance(content, str)
-        else []
-        if content is None
-        else _list(content, "a message's content")
-    )
+    given = [content] if isinstance(content, str) else [] if content is None else _list(content, "a message's content")
     shaped = [part for entry in given if (part := _part(entry)) is not None]
     if parts and role != "tool":
         return shaped

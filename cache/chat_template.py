@@ -88,7 +88,7 @@ class _Compiled:
         self.content_parts = iterates_content(environment.parse(source))
 
 
-def _join_bounded(parts: Any) -> str:  # noqa: ANN401  # an iterator of str
+def _join_bounded(parts: Any) -> str:  # an iterator of str
     written: list[str] = []
     room = MAX_RENDERED_CHARS
     for part in parts:
@@ -145,23 +145,23 @@ class _Generation(ext.Extension):
 class _Dict:
     """`dict` without the class behind it, from which a template could reach Python's internals."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:  # noqa: ANN401
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:  # noqa: ANN401
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
         return dict.fromkeys(*args)
 
 
 class _Namespace(Namespace):
     """A namespace that takes no name with an underscore in front."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # `self=` stays free
+    def __init__(*args: Any, **kwargs: Any) -> None:  # `self=` stays free
         attributes = dict(*args[1:], **kwargs)
         for name in attributes:
             _check_name(name)
         Namespace.__init__(args[0], attributes)
 
-    def __setitem__(self, name: str, value: Any) -> None:  # noqa: ANN401
+    def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         Namespace.__setitem__(self, name, value)
 
@@ -177,20 +177,18 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 def _tojson(  # the signature of transformers
-    value: Any,  # noqa: ANN401
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002
+    value: Any,
+    ensure_ascii: bool = False,
     indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002
+    sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _strftime_now(pattern: str) -> str:
     # Local time without a zone, because the engine's own template sees the same.
-    return datetime.now().strftime(pattern)  # noqa: DTZ005
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 - templates want local time, as engines give it
 
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
@@ -203,16 +201,14 @@ class _Environment(ImmutableSandboxedEnvironment):
     gives the same through the short way.
     """
 
-    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401
+    def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
 
 def _environment() -> jinja2.Environment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace

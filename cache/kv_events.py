@@ -259,9 +259,7 @@ def _stored(wire: _StoredArray | _StoredMap, budget: int) -> BlockStored:
     adapter = _adapter(wire.lora_id, lora_name)
     n_plain = n_blocks
     if extra_keys is not None:
-        first_salt, n_plain = _read_extra_keys(
-            extra_keys, n_blocks, adapter, first=wire.parent_block_hash is None
-        )
+        first_salt, n_plain = _read_extra_keys(extra_keys, n_blocks, adapter, first=wire.parent_block_hash is None)
         salt = first_salt if salt is None else salt
     if salt is not None and len(salt) > MAX_NAME_CHARS:
         raise _BadEventError
@@ -358,11 +356,7 @@ def _read_extra_keys(keys: object, n_blocks: int, adapter: str, *, first: bool) 
 
 def _without_adapter(entry: list[object], adapter: str) -> list[object]:
     # Where only the adapter's number is told, the name still leads the list.
-    if (
-        adapter
-        and entry
-        and (entry[0] == adapter or (adapter.startswith("lora:") and isinstance(entry[0], str)))
-    ):
+    if adapter and entry and (entry[0] == adapter or (adapter.startswith("lora:") and isinstance(entry[0], str))):
         return entry[1:]
     return entry
 

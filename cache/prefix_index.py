@@ -215,9 +215,7 @@ class PrefixIndex:
 
     # --- what routing adds ---
 
-    def predict(
-        self, worker: WorkerId, hashes: Sequence[BlockHash], *, start: int, now: float, ttl: float
-    ) -> None:
+    def predict(self, worker: WorkerId, hashes: Sequence[BlockHash], *, start: int, now: float, ttl: float) -> None:
         """Expect `worker` to hold `hashes[start:]` soon: they match at once and expire at `now + ttl`, in
         seconds, unless an event confirms them. Blocks known exactly stay so; a second prediction only
         prolongs the first.
@@ -227,6 +225,10 @@ class PrefixIndex:
             return
         self.expire(now)
         deadline, bound = now + ttl, max(1, self.max_blocks // _PREDICTED_FRACTION)
+        if start >= len(hashes) or state.predicted.get(hashes[-1], 0.0) >= deadline <= state.predicted.get(
+            hashes[start], 0.0
+        ):
+            return  # both ends are predicted for that long, so whatever lies between was too, in the same call
         fresh = self._unconfirmed(state, hashes, start, deadline)[:bound]
         n_new = len(fresh) - sum(map(state.predicted.__contains__, fresh))
         while self._n_predicted + n_new > bound or self._n_queued + len(fresh) > 2 * bound:
@@ -413,13 +415,9 @@ class PrefixIndex:
             held: Counter[tuple[Tier, BlockHash]] = Counter()
             for (_, tier), engines in state.engines.items():
                 held.update((tier, block) for block in engines.values())
-            _require(
-                not any((Tier.DEVICE, block) in held for block in state.predicted), "predicted and exact"
-            )
+            _require(not any((Tier.DEVICE, block) in held for block in state.predicted), "predicted and exact")
             _require(state.n_exact == held.total(), "a worker's number of entries")
-            _require(
-                {key: n - 1 for key, n in held.items() if n > 1} == dict(state.extra_refs), "extra references"
-            )
+            _require({key: n - 1 for key, n in held.items() if n > 1} == dict(state.extra_refs), "extra references")
             for tier, block in (*held, *((Tier.DEVICE, block) for block in state.predicted)):
                 truth[tier][block] = truth[tier].get(block, 0) | state.bit
             _require(self._slots[state.slot] is state, "a worker's slot")
@@ -430,9 +428,7 @@ class PrefixIndex:
             "the predictions",
         )
         _require(self._n_queued == sum(len(entry[3]) for entry in self._expiries), "the queue's length")
-        queued = {
-            (id(state), block, deadline) for deadline, _, state, blocks in self._expiries for block in blocks
-        }
+        queued = {(id(state), block, deadline) for deadline, _, state, blocks in self._expiries for block in blocks}
         _require(
             all(
                 (id(state), block, deadline) in queued
@@ -451,7 +447,7 @@ def _length(item: tuple[tuple[int, Tier], EngineMap]) -> int:
     return len(item[1])
 
 
-def _require(holds: bool, what: str) -> None:  # noqa: FBT001  # reads as a sentence where it is called
+def _require(holds: bool, what: str) -> None:  # reads as a sentence where it is called
     if not holds:
         message = f"the prefix index contradicts itself: {what}"
         raise RuntimeError(message)

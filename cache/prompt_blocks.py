@@ -103,6 +103,7 @@ class PromptBlockCache:
         # it.
         self._entries: OrderedDict[_PieceKey, _Entry] = OrderedDict()
         self._entry_bytes = 0
+        self._origins: dict[tuple[ChainKey, bool], tuple[_PieceKey, BlockHash]] = {}
         self.max_bytes = max_bytes
         self.hits = 0
         """Prompts that were wholly known."""
@@ -131,10 +132,8 @@ class PromptBlockCache:
         # UTF-16 takes a third of the time of UTF-8 when there is one character beyond ASCII; the digest is
         # ours alone.
         data = text.encode("utf-16-le") if ascii_data is None else ascii_data
-        origin = _PieceKey(xxh3_128_digest(encode_key(key) + (b"\1" if add_special_tokens else b"\0")))
-        whole_key = _PieceKey(
-            xxh3_128_digest(b"".join((origin, _WIDE if ascii_data is None else _WHOLE, data)))
-        )
+        origin, root = self._origin(key, add_special_tokens=add_special_tokens)
+        whole_key = _PieceKey(xxh3_128_digest(b"".join((origin, _WIDE if ascii_data is None else _WHOLE, data))))
         whole = self._entries.get(whole_key)
         if whole is not None:
             self._entries.move_to_end(whole_key)
@@ -144,9 +143,7 @@ class PromptBlockCache:
             position = _Position(len(text), whole_key, tip, remainder)
         else:
             prefix = self._cutter.prefix if add_special_tokens else TokenIds(b"")
-            hashes, n_tokens, position = self._walk(
-                ascii_data, text, _Position(0, origin, root_hash(key), prefix)
-            )
+            hashes, n_tokens, position = self._walk(ascii_data, text, _Position(0, origin, root, prefix))
             self.misses += 1
             self.reused_chars += position.offset
             self.new_chars += len(text) - position.offset
@@ -161,9 +158,17 @@ class PromptBlockCache:
             position=position,
         )
 
-    def _walk(
-        self, ascii_data: _Ascii | None, text: str, position: _Position
-    ) -> tuple[array[int], int, _Position]:
+    def _origin(self, key: ChainKey, *, add_special_tokens: bool) -> tuple[_PieceKey, BlockHash]:
+        """Where the pieces and the blocks of all prompts under `key` start; the last ones used are remembered."""
+        found = self._origins.get((key, add_special_tokens))
+        if found is None:
+            if len(self._origins) >= _MAX_ORIGINS:
+                self._origins.clear()
+            digest = xxh3_128_digest(encode_key(key) + (b"\1" if add_special_tokens else b"\0"))
+            found = self._origins[key, add_special_tokens] = (_PieceKey(digest), root_hash(key))
+        return found
+
+    def _walk(self, ascii_data: _Ascii | None, text: str, position: _Position) -> tuple[array[int], int, _Position]:
         """Follow the known pieces from the start of the text: their hashes, tokens and end."""
         entries, next_cut, length = self._entries, self._cutter.next_cut, len(text)
         offset, key = position.offset, position.key
@@ -224,9 +229,7 @@ class PromptBlockCache:
             if i < len(texts) - complete:
                 key = _PieceKey(xxh3_128_digest(key + _PIECE + texts[i].encode()))
                 pieces.append((key, _pack(more, n_tokens, tip, remainder)))
-        return EncodedTail(
-            tuple(pieces), hashes, n_tokens, _Position(bounds[-1], key, tip, remainder), complete
-        )
+        return EncodedTail(tuple(pieces), hashes, n_tokens, _Position(bounds[-1], key, tip, remainder), complete)
 
     def finish(self, scan: PromptScan, tail: EncodedTail) -> PromptScan:
         """Store what `encode` made of `scan`; returns the scan that knows it, complete if the tail was."""
@@ -263,6 +266,7 @@ class PromptBlockCache:
             self._entry_bytes -= _allocated(key, entry)
 
 
+_MAX_ORIGINS = 1024
 _PIECE = b"piece"
 _WHOLE = b"whole"
 _WIDE = b"whole, UTF-16"

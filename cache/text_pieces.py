@@ -123,9 +123,7 @@ def cut_tokens(added: Sequence[AddedToken]) -> list[str]:
     plain = {t.content for t in added if not (t.normalized or t.lstrip or t.rstrip or t.single_word)}
     # A token that strips white space on its left reaches back over a cut; one that starts with it could be
     # reached.
-    candidates = [
-        content for content in contents if content in plain and not content[:1].isspace() and content
-    ]
+    candidates = [content for content in contents if content in plain and not content[:1].isspace() and content]
     others = [content for content in contents if content not in plain]
     # Where a candidate is the beginning of a longer token with rules, it is that token which matches there.
     candidates = [c for c in candidates if not any(other.startswith(c) for other in others)]
@@ -193,8 +191,7 @@ def _proves_cut(tokenizer: Tokenizer, cut: str) -> bool:
             return False
     places = {text: [match.start() for match in re.finditer(cut, text)] for text in _WORD_TEXTS}
     return all(
-        _splits_there(tokenizer, text, found) and _same_tokens(tokenizer, text, found)
-        for text, found in places.items()
+        _splits_there(tokenizer, text, found) and _same_tokens(tokenizer, text, found) for text, found in places.items()
     )
 
 

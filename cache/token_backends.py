@@ -12,7 +12,7 @@ from itertools import pairwise
 from sys import byteorder
 from typing import TYPE_CHECKING, Any, Protocol
 
-import fastokens  # type: ignore[import-untyped]
+import fastokens
 
 from policies.types import TokenIds
 
@@ -98,9 +98,7 @@ class FastBackend:
     def encode(self, text: str, *, add_special_tokens: bool) -> TokenIds:
         """See `TokenBackend`."""
         try:
-            flat: tuple[bytes, bytes] = self._tokenizer.encode_batch_flat(
-                [text], add_special_tokens=add_special_tokens
-            )
+            flat: tuple[bytes, bytes] = self._tokenizer.encode_batch_flat([text], add_special_tokens=add_special_tokens)
         except BaseException as error:  # noqa: BLE001  # a Rust panic is one; others are raised again
             self._count(error)
             return self._fallback.encode(text, add_special_tokens=add_special_tokens)
@@ -109,9 +107,7 @@ class FastBackend:
     def encode_many(self, texts: Sequence[str]) -> list[TokenIds]:
         """See `TokenBackend`."""
         try:
-            flat: tuple[bytes, bytes] = self._tokenizer.encode_batch_flat(
-                list(texts), add_special_tokens=False
-            )
+            flat: tuple[bytes, bytes] = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False)
         except BaseException as error:  # noqa: BLE001  # a Rust panic is one; others are raised again
             self._count(error)
             return self._fallback.encode_many(texts)
@@ -132,9 +128,7 @@ def is_library_failure(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-def choose_backend(
-    tokenizer_json: str, reference: ReferenceBackend, tokens: Sequence[str]
-) -> tuple[TokenBackend, str]:
+def choose_backend(tokenizer_json: str, reference: ReferenceBackend, tokens: Sequence[str]) -> tuple[TokenBackend, str]:
     """The backend to use and why, in words for the log; `tokens` are added tokens to put into the probes."""
     try:
         fast = FastBackend(tokenizer_json, reference)
@@ -165,10 +159,7 @@ _PROBES = (
     "antidisestablishmentarianism" * 8,
     "a" * 300,
     "The quick brown fox jumps over the lazy dog. " * 20,
-    (
-        "tabs\tand\t\ttabs, spaces   and      spaces "
-        "\n\n\n lines\r\n\r\nof \n \n  text\u00a0\u2003\u3000wide\u200bzero"
-    ),
+    ("tabs\tand\t\ttabs, spaces   and      spaces \n\n\n lines\r\n\r\nof \n \n  text\u00a0\u2003\u3000wide\u200bzero"),
     "1 12 123 1234 12345 3.14159 1,000,000 0x7fff 1e-9 ² ½ Ⅳ ٣٤٥ १२३",
     "!?!... ;;; --- *** /// \\\\ <<>> {{}} [[]] (()) @#$%^&*_+=|~`",
     "def f(x: int) -> str:\n    '''doc'''\n    return f\"{x!r}\"  # comment\n\n\nclass A(B):\n\tpass\n",

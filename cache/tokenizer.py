@@ -32,9 +32,7 @@ _PROBED_TOKENS = 24
 class Tokenizer:
     """One model's tokenizer; immutable after loading, and thread-safe."""
 
-    def __init__(
-        self, files: TokenizerFiles, *, backends: Sequence[str] = ("fastokens", "tokenizers")
-    ) -> None:
+    def __init__(self, files: TokenizerFiles, *, backends: Sequence[str] = ("fastokens", "tokenizers")) -> None:
         reference = ReferenceBackend(files.tokenizer)
         self._reference = files.tokenizer
         self.added_tokens: tuple[AddedToken, ...] = tuple(files.tokenizer.get_added_tokens_decoder().values())
@@ -45,9 +43,7 @@ class Tokenizer:
         self._backend: TokenBackend = reference
         self.backend_reason = "asked for"
         if "fastokens" in backends:
-            probed = [token.content for token in self.added_tokens][
-                :: max(1, len(self.added_tokens) // _PROBED_TOKENS)
-            ]
+            probed = [token.content for token in self.added_tokens][:: max(1, len(self.added_tokens) // _PROBED_TOKENS)]
             self._backend, self.backend_reason = choose_backend(files.tokenizer.to_str(), reference, probed)
         self.longest_token_chars = _longest_token_chars(files.tokenizer)
         """A text of n characters has at least n / this many tokens. `sys.maxsize`: no bound holds."""
@@ -132,7 +128,7 @@ def _longest_token_chars(tokenizer: tokenizers.Tokenizer) -> int:
     return shrink * max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=maxsize)
 
 
-def _normalizer_shrink(normalizer: Any) -> int | None:  # noqa: ANN401  # a piece of JSON
+def _normalizer_shrink(normalizer: Any) -> int | None:  # a piece of JSON
     """How many characters of text can become one of normalized text; None when there is no bound."""
     kind = normalizer["type"] if normalizer else None
     if kind is None or kind in ("Prepend", "NFD", "ByteLevel"):

@@ -102,9 +102,7 @@ def _added_token(token: object, *, special: bool) -> AddedToken:
     return AddedToken(str(token), special=special)
 
 
-def _add_tokens(
-    tokenizer: tokenizers.Tokenizer, config: Mapping[str, object], named: Mapping[str, str]
-) -> None:
+def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, object], named: Mapping[str, str]) -> None:
     """Add the tokens which the configuration names and tokenizer.json lacks, in the order of their ids."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     decoder = config.get("added_tokens_decoder")
@@ -122,6 +120,7 @@ def _add_tokens(
 def _read_templates(directory: Path, config: Mapping[str, object]) -> dict[str, str]:
     """Template files win over the configuration, as a whole."""
     templates: dict[str, str] = {}
+    path = directory
     try:
         if (path := directory / TEMPLATE_FILE).is_file():
             templates["default"] = path.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -41,7 +41,8 @@ _FIRST_ROUND_SECONDS: Final = 3.0
 
 def run(config: Config) -> None:
     """Serve until SIGINT or SIGTERM; a second one ends at once. Raises OSError where the port is taken, and
-    TokenizerError where a tokenizer cannot be read."""
+    TokenizerError where a tokenizer cannot be read.
+    """
     set_up_logging(config.log)
     uvloop.run(_serve_until_signalled(config))
 
@@ -84,15 +85,17 @@ async def serving(config: Config) -> AsyncIterator[int]:
             fleet,
             pools,
             _policy(config),
-            index,
-            {model.name: reader for model in config.models if (reader := _reader(config, model, index, executor))},
-            loop,
+            index=index,
+            readers={
+                model.name: reader for model in config.models if (reader := _reader(config, model, index, executor))
+            },
+            loop=loop,
             via=via,
             max_attempts=config.upstream.max_attempts,
             token_wait=config.tokens.wait,
             prediction_ttl=config.index.prediction_ttl,
             unconfirmed_ttl=config.index.unconfirmed_ttl,
-            sample=random.Random(config.routing.cost.seed).random,
+            sample=random.Random(config.routing.cost.seed).random,  # noqa: S311 - it breaks ties
             access_log=config.log.access,
         )
         server = HttpServer(pipeline, _limits(config), loop, via=via, worker_header=config.response_headers.worker)
@@ -102,7 +105,10 @@ async def serving(config: Config) -> AsyncIterator[int]:
         server.every_sweep(index.expire)
         await _follow_workers(config, fleet, index, stack)
         port = await server.start(
-            config.listen.host, config.listen.port, backlog=config.listen.backlog, reuse_port=config.listen.reuse_port
+            config.listen.host,
+            config.listen.port,
+            backlog=config.listen.backlog,
+            reuse_port=config.listen.reuse_port,
         )
         stack.push_async_callback(server.close, config.limits.drain_timeout)
         # What is alive now lives as long as the process; the collector need not look at it again, and what a
@@ -149,6 +155,7 @@ def _policy(config: Config) -> RoutingPolicy:
         idle_weight=cost.recompute_weight_idle,
         full_weight=cost.recompute_weight_full,
         decode_tokens=cost.decode_weight,
+        spread=cost.spread_weight,
     )
 
 
@@ -234,7 +241,7 @@ def _feed_logger(worker: Worker) -> Callable[[FeedState], None]:
 
 
 @contextlib.asynccontextmanager
-async def _task_group() -> AsyncIterator[Callable[..., None]]:
+async def _task_group() -> AsyncIterator[Callable[[Coroutine[object, object, None], str], None]]:
     """Tasks that live as long as the gateway; one that fails is logged and takes nothing with it."""
     tasks: set[asyncio.Task[None]] = set()
 
@@ -243,8 +250,8 @@ async def _task_group() -> AsyncIterator[Callable[..., None]]:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: stopped by a fault of the gateway's own", task.get_name(), exc_info=error)
 
-    def start(coroutine: object, name: str) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine, name=name)  # type: ignore[arg-type]
+    def start(coroutine: Coroutine[object, object, None], name: str) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine, name=name)
         tasks.add(task)
         task.add_done_callback(ended)
 

@@ -27,7 +27,7 @@ class Pipeline(Protocol):
         """A whole request has been read."""
 
     def first_byte(self, exchange: Exchange) -> None:
-        """The worker's answer begins."""
+        """The first byte of the answer's body has come."""
 
     def fault(self, exchange: Exchange, fault: UpstreamFault, detail: str) -> None:
         """The attempt failed before the first byte: send it elsewhere, or answer with an error."""
@@ -39,7 +39,7 @@ class Pipeline(Protocol):
 class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
-    __slots__ = ("arrived", "attempts", "body", "cached_tokens", "call", "client", "cut_short", "finished", "first_byte_at",
+    __slots__ = ("arrived", "attempts", "body", "cached_blocks", "cached_tokens", "call", "client", "cut_short", "finished", "first_byte_at",
                  "head", "keep_alive", "pool", "progress", "prompt", "request_id", "reservation", "response_bytes",
                  "reused", "status", "streaming", "tried", "unchunk", "until_close", "upstream", "worker", "write")  # fmt: skip
 
@@ -56,6 +56,7 @@ class Exchange:
         self.status = 0
         self.response_bytes = 0
         self.attempts = 0
+        self.cached_blocks = 0
         self.cached_tokens = 0
         self.finished = False
         self.streaming = False  # True once a byte of a worker's answer has gone to the client
@@ -135,7 +136,8 @@ class Exchange:
         self.status = head.status
         self.streaming = True
         self.progress = True
-        client.server.pipeline.first_byte(self)
+        if body:
+            self._first_byte()
         if head.chunked:
             if self.unchunk:
                 self.until_close = True
@@ -152,18 +154,22 @@ class Exchange:
         if not self.keep_alive:
             framing += b"\r\nconnection: close"
         self.response_bytes += len(body)
-        client.watch(client.server.response_idle_timeout)
         self.write(
             b"HTTP/1.1 %d %b%b\r\nx-request-id: %b%b%b\r\n\r\n%b"
             % (head.status, head.reason, head.fields, self.request_id, self._worker_field(), framing, body)
         )
 
     def response_data(self, data: bytes) -> None:
+        if not self.first_byte_at:
+            # Engines send the head of a stream when they accept it, and the first token long after.
+            self._first_byte()
         self.progress = True
         self.response_bytes += len(data)
         self.write(data)
 
     def response_end(self) -> None:
+        if not self.first_byte_at:
+            self._first_byte()  # an answer without a body
         self.upstream = None
         self._finish()
 
@@ -177,6 +183,11 @@ class Exchange:
             self._finish()
         else:
             self.client.server.pipeline.fault(self, fault, detail)
+
+    def _first_byte(self) -> None:
+        server = self.client.server
+        server.pipeline.first_byte(self)
+        self.client.watch(server.response_idle_timeout)
 
     def _worker_field(self) -> bytes:
         name = self.client.server.worker_header

@@ -48,9 +48,7 @@ class ApiError(Exception):
     def body(self) -> bytes:
         """The OpenAI error object."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return orjson.dumps(
-            {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-        )
+        return orjson.dumps({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
 
 
 @dataclass(slots=True)

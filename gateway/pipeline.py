@@ -27,6 +27,7 @@ from policies.types import WorkerId
 log = logging.getLogger(__name__)
 
 _NOTHING_CACHED: Final[Mapping[WorkerId, int]] = {}
+_PROLONG_STEPS: Final = 16
 _ANY_PROMPT: Final = Prompt(0, _NOTHING_CACHED)
 
 
@@ -38,10 +39,10 @@ class RequestPipeline:
         fleet: FleetState,
         pools: Mapping[WorkerId, UpstreamPool],
         policy: RoutingPolicy,
+        *,
         index: PrefixIndex,
         readers: Mapping[str, PromptReader],
         loop: asyncio.AbstractEventLoop,
-        *,
         via: bytes,
         max_attempts: int,
         token_wait: float,
@@ -52,7 +53,8 @@ class RequestPipeline:
     ) -> None:
         """`readers` by base model. A prompt waits at most `token_wait` seconds for its tokens; what a worker is
         predicted to hold is forgotten after `prediction_ttl` seconds past its first byte unless an event confirms
-        it, or after `unconfirmed_ttl` where the worker publishes no events."""
+        it, or after `unconfirmed_ttl` where the worker publishes no events.
+        """
         self.fleet = fleet
         self._pools = pools
         self._policy = policy
@@ -67,6 +69,7 @@ class RequestPipeline:
         self._unconfirmed_ttl = unconfirmed_ttl
         self._sample = sample
         self._access_log = access_log
+        self._reader_failed = False
 
     # 1. In: a whole request has been read
 
@@ -78,7 +81,9 @@ class RequestPipeline:
             exchange.refuse(error)
         except Exception:
             log.exception("request %s: a fault of the gateway's own", _shown(exchange.request_id))
-            exchange.refuse(ApiError(500, "The gateway failed on this request; its log says why.", code="internal_error"))
+            exchange.refuse(
+                ApiError(500, "The gateway failed on this request; its log says why.", code="internal_error")
+            )
 
     def _begin(self, exchange: Exchange) -> None:
         head = exchange.head
@@ -104,18 +109,28 @@ class RequestPipeline:
 
     def _read_prompt(self, exchange: Exchange) -> None:
         call = exchange.call
-        assert call is not None and call.model is not None, "set by begin"
+        assert call is not None, "set by begin"
+        assert call.model is not None, "set by begin"
         base, adapter = self.fleet.chain_of(call.model)
         reader = self._readers.get(base)
         if reader is None:
             exchange.prompt = guess(call)
             self._dispatch(exchange)
             return
-        workers = self.fleet.serving(call.model)
-        sizes = self.fleet.block_sizes(call.model)
-        view = exchange.prompt = reader.read(
-            call, adapter=adapter, block_sizes=sizes, longest=self.fleet.longest_prompt(workers)
-        )
+        try:
+            view = reader.read(
+                call,
+                adapter=adapter,
+                block_sizes=self.fleet.block_sizes(call.model),
+                longest=self.fleet.longest_prompt(call.model),
+            )
+        except Exception:
+            # What a prompt does to a template or a tokenizer is no reason to fail a request: it is a miss.
+            if not self._reader_failed:
+                log.exception("model %s: a prompt could not be read; such prompts are routed by load", base)
+            self._reader_failed = True
+            view = guess(call)
+        exchange.prompt = view
         if not view.rest:
             self._dispatch(exchange)
         elif view.matters:
@@ -145,7 +160,8 @@ class RequestPipeline:
         if exchange.finished:
             return
         call = exchange.call
-        assert call is not None and call.model is not None, "set by begin"
+        assert call is not None, "set by begin"
+        assert call.model is not None, "set by begin"
         now = self._loop.time()
         fleet = self.fleet
         workers = fleet.candidates(fleet.serving(call.model), exchange.tried, now)
@@ -158,6 +174,7 @@ class RequestPipeline:
             decision = self._policy.choose(prompt, [worker.view(now) for worker in workers], self._sample())
             lacking = view.tokens - decision.cached_tokens
             exchange.cached_tokens = decision.cached_tokens
+            exchange.cached_blocks = decision.cached_tokens // workers[decision.index].block_size
         worker = exchange.worker = workers[decision.index]
         exchange.reservation = fleet.reserve(worker, lacking, now, streams=call.streams)
         if view is not None and view.blocks:
@@ -184,10 +201,15 @@ class RequestPipeline:
             return
         now = self._loop.time()
         if worker.publishes_events:
+            # What it holds already was confirmed, or will be for the request that was predicted to bring it.
+            start = exchange.cached_blocks
             ttl = self._prediction_ttl + worker.prefill.seconds(now)
         else:
-            ttl = self._unconfirmed_ttl
-        self._index.predict(worker.id, blocks.hashes, start=0, now=now, ttl=ttl)
+            # Each use prolongs the whole prefix, in steps, so that most uses find nothing to do.
+            step = self._unconfirmed_ttl / _PROLONG_STEPS
+            start = 0
+            ttl = self._unconfirmed_ttl - now % step
+        self._index.predict(worker.id, blocks.hashes, start=start, now=now, ttl=ttl)
 
     def _send(self, exchange: Exchange, worker: Worker, *, fresh: bool = False) -> None:
         head = exchange.head
@@ -252,7 +274,8 @@ class RequestPipeline:
 
     def _others_left(self, exchange: Exchange) -> bool:
         call = exchange.call
-        assert call is not None and call.model is not None, "set by begin"
+        assert call is not None, "set by begin"
+        assert call.model is not None, "set by begin"
         return any(worker not in exchange.tried for worker in self.fleet.serving(call.model))
 
     # Which model
@@ -263,14 +286,22 @@ class RequestPipeline:
             return models[0]
         if not models:
             raise _no_worker_yet()
-        raise ApiError(400, f"`model` is missing; this fleet serves {_listed(models)}.", param="model", code="missing_model")
+        raise ApiError(
+            400,
+            f"`model` is missing; this fleet serves {_listed(models)}.",
+            param="model",
+            code="missing_model",
+        )
 
     def _unknown_model(self, model: str) -> ApiError:
         if not self.fleet.models:
             return _no_worker_yet()
         known = _listed(self.fleet.models)
         return ApiError(
-            404, f"The model `{model[:200]}` does not exist; this fleet serves {known}.", param="model", code="model_not_found"
+            404,
+            f"The model `{model[:200]}` does not exist; this fleet serves {known}.",
+            param="model",
+            code="model_not_found",
         )
 
 

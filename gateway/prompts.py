@@ -17,7 +17,7 @@ from typing import Final
 
 from cache.block_hash import ChainKey
 from cache.prefix_index import PrefixIndex
-from cache.prompt_blocks import PromptBlockCache, PromptBlocks, PromptScan
+from cache.prompt_blocks import EncodedTail, PromptBlockCache, PromptBlocks, PromptScan
 from cache.tokenizer import TemplateError, Tokenizer
 from gateway.openai_api import Call, Kind
 from policies.types import TokenIds
@@ -69,7 +69,8 @@ class PromptReader:
 
     def read(self, call: Call, *, adapter: str, block_sizes: Sequence[int], longest: int | None) -> PromptView:
         """Look at a chat's or completion's prompt; never waits. `longest` is the longest prompt in tokens that any
-        worker can hold, where that is known: a text that must be longer is not tokenized at all."""
+        worker can hold, where that is known: a text that must be longer is not tokenized at all.
+        """
         if call.kind is Kind.EMBEDDING:
             return guess(call)
         text, ids, special = self._text(call)
@@ -90,7 +91,8 @@ class PromptReader:
 
     def resolve(self, view: PromptView, done: Callable[[], None]) -> bool:
         """Tokenize the rest in a thread; `done` is called on the loop once `view` is complete (or never will be).
-        False where too many wait already, and nothing was begun."""
+        False where too many wait already, and nothing was begun.
+        """
         if self._pending >= _MAX_PENDING:
             return False
         self._pending += 1
@@ -100,11 +102,11 @@ class PromptReader:
             self._executor, lambda: [(size, scan, encode(scan)) for size, scan in rest]
         )
 
-        def finish(future: asyncio.Future[list[tuple[int, PromptScan, object]]]) -> None:
+        def finish(future: asyncio.Future[list[tuple[int, PromptScan, EncodedTail]]]) -> None:
             self._pending -= 1
             if not future.cancelled() and future.exception() is None:
                 for size, scan, tail in future.result():
-                    self._take(view, size, self.cache.finish(scan, tail))  # type: ignore[arg-type]  # made by encode
+                    self._take(view, size, self.cache.finish(scan, tail))
             done()
 
         future.add_done_callback(finish)
@@ -125,14 +127,21 @@ class PromptReader:
             view.matters = view.matters or deepest == len(hashes)
 
     def _take(self, view: PromptView, size: int, scan: PromptScan) -> None:
+        known = scan.known.n_tokens
         view.blocks[size] = scan.known
-        view.tokens = scan.known.n_tokens + scan.tail_chars // _CHARS_PER_TOKEN
+        view.tokens = known
+        if scan.tail_chars:  # its tokens are as long as those known
+            view.tokens += round(scan.tail_chars * known / max(len(scan.text) - scan.tail_chars, 1))
 
     def _text(self, call: Call) -> tuple[str, TokenIds | None, bool]:
         """The prompt's text or ids, and whether the engine adds special tokens to it."""
         if call.kind is Kind.CHAT:
             try:
-                return self.tokenizer.render_chat(call.fields), None, call.fields.get("add_special_tokens") is True
+                return (
+                    self.tokenizer.render_chat(call.fields),
+                    None,
+                    call.fields.get("add_special_tokens") is True,
+                )
             except TemplateError as error:
                 if not self._template_failed:
                     self._template_failed = True
@@ -143,7 +152,7 @@ class PromptReader:
             prompt = prompt[0]  # a batch: its first prompt decides
         if type(prompt) is str:
             return prompt, None, call.fields.get("add_special_tokens") is not False
-        if type(prompt) is list and all(type(token) is int and 0 <= token < 1 << 32 for token in prompt):
+        if type(prompt) is list and prompt and all(type(token) is int and 0 <= token < 1 << 32 for token in prompt):
             return "", TokenIds(b"".join([token.to_bytes(4, "little") for token in prompt])), False
         return "", None, False
 

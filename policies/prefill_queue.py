@@ -72,7 +72,8 @@ class PrefillQueue:
 
     def push(self, ticket: int, tokens: float, now: float, *, streams: bool) -> None:
         """A request with so many uncached tokens was sent. Without a stream its first byte is also its last,
-        so that it tells nothing about prefill."""
+        so that it tells nothing about prefill.
+        """
         if not self._tokens:
             self._busy_since = now
         tokens = max(tokens, 1.0)

@@ -44,7 +44,7 @@ class RouteDecision:
 
     index: int
     cached_tokens: int
-    costs: tuple[float, ...] = ()
+    costs: Sequence[float] = ()
 
 
 class RoutingPolicy(Protocol):
@@ -66,6 +66,7 @@ class RoundRobin:
         self._turn = -1
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:  # noqa: ARG002 - one signature for all
+        """The next one in turn."""
         self._turn += 1
         index = self._turn % len(workers)
         return RouteDecision(index, prompt.cached.get(workers[index].id, 0))
@@ -77,6 +78,7 @@ class LeastLoaded:
     uses_prefixes = False
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
+        """The one with the fewest, at random among equals."""
         index = lowest([worker.active for worker in workers], sample)
         return RouteDecision(index, prompt.cached.get(workers[index].id, 0))
 
@@ -85,38 +87,48 @@ class PredictedCost:
     """The worker with the lowest predicted time to first token, plus what serving it there costs everybody else.
 
     What waits ahead and what this worker lacks of the prompt are both uncached tokens, so they add up; a match
-    only ever saves the tokens it covers. Recomputing also delays whoever comes next on that worker, the more so the
-    fuller the fleet is, so that part is weighed between `idle_weight` and `full_weight`. The decode term counts
-    `decode_tokens` for each unfinished request, so that decoding spreads too.
+    only ever saves the tokens it covers. Three terms more, in the same unit:
+
+    - recomputing delays whoever comes next on that worker, the more so the fuller the fleet is: what is lacked is
+      weighed between `idle_weight` and `full_weight`;
+    - each unfinished request costs `decode_tokens`, so that decoding spreads too;
+    - `spread` of what the worker was given of late is added: where nothing else tells workers apart, or all share
+      one prefix, work still evens out over a minute.
     """
 
     uses_prefixes = True
 
-    def __init__(self, *, idle_weight: float = 1.0, full_weight: float = 5.0, decode_tokens: float = 256.0, spread: float = 0.02) -> None:
-        self._spread = spread
+    def __init__(
+        self,
+        *,
+        idle_weight: float = 1.0,
+        full_weight: float = 5.0,
+        decode_tokens: float = 64.0,
+        spread: float = 0.02,
+    ) -> None:
         self._idle_weight = idle_weight
         self._extra_weight = full_weight - idle_weight
         self._decode_tokens = decode_tokens
+        self._spread = spread
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
+        """The cheapest one, at random among equals, with the costs of all."""
         tokens, cached = prompt
-        rates = [worker.prefill_rate for worker in workers if worker.prefill_rate]
-        usual = sum(rates) / len(rates) if rates else DEFAULT_PREFILL_RATE
+        known = [worker.prefill_rate for worker in workers if worker.prefill_rate]
+        usual = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE
         weight = self._idle_weight + self._extra_weight * fullness(tokens, workers)
-        decode = self._decode_tokens
-        spread = self._spread
-        costs = tuple(
-            (worker.queued_tokens + decode * worker.active + spread * worker.recent_tokens + weight * (tokens - cached.get(worker.id, 0)))
-            / (worker.prefill_rate or usual)
-            for worker in workers
-        )
+        decode, spread, held = self._decode_tokens, self._spread, cached.get
+        costs = [
+            (queued + decode * active + spread * recent + weight * (tokens - held(worker, 0))) / (rate or usual)
+            for worker, active, queued, rate, recent in workers
+        ]
         index = lowest(costs, sample)
         return RouteDecision(index, cached.get(workers[index].id, 0), costs)
 
 
 def fullness(tokens: int, workers: Sequence[WorkerView]) -> float:
     """How full the fleet is for a prompt of so many tokens, from 0 (nobody has work) to 1 (long queues everywhere)."""
-    queued = sum(worker.queued_tokens for worker in workers) / len(workers)
+    queued = sum([worker.queued_tokens for worker in workers]) / len(workers)
     return queued / (queued + tokens) if queued > 0 else 0.0
 
 

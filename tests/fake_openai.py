@@ -65,9 +65,7 @@ class FakeOpenAI:
         self.authorizations.append(request.headers.get("authorization"))
         fault = self.fault(number)
         if fault == "500":
-            return web.json_response(
-                {"error": {"message": "out of memory", "type": "server_error"}}, status=500
-            )
+            return web.json_response({"error": {"message": "out of memory", "type": "server_error"}}, status=500)
         if fault == "stall":
             await asyncio.sleep(3600)
         if fault == "not_sse":
@@ -104,8 +102,7 @@ class FakeOpenAI:
 
     def _cached(self, worker: int, words: list[str]) -> int:
         prefixes = [
-            " ".join(words[: stop + BLOCK_WORDS])
-            for stop in range(0, len(words) - BLOCK_WORDS + 1, BLOCK_WORDS)
+            " ".join(words[: stop + BLOCK_WORDS]) for stop in range(0, len(words) - BLOCK_WORDS + 1, BLOCK_WORDS)
         ]
         seen = self._seen[worker]
         hits = sum(1 for _ in takewhile(lambda prefix: prefix in seen, prefixes))

@@ -41,7 +41,12 @@ async def gateway(config: Config) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def simulated_gateway(
-    n: int = 2, *, extra: str = "", engine: EngineConfig | None = None, tokenizer: bool = True, faults: bool = False
+    n: int = 2,
+    *,
+    extra: str = "",
+    engine: EngineConfig | None = None,
+    tokenizer: bool = True,
+    faults: bool = False,
 ) -> AsyncIterator[tuple[str, SimulatedFleet]]:
     """A gateway in front of `n` simulated workers with KV events, a hundred times faster than life."""
     fleet_config = FleetConfig(model=MODEL, engine=engine or EngineConfig(speed=100.0), faults=faults)
@@ -109,7 +114,8 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     """One request with a Content-Length, as head and body."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(
-        (int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), 0
+        (int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")),
+        0,
     )
     return head, await reader.readexactly(length)
 
@@ -137,5 +143,5 @@ async def exchange(url: str, raw: bytes, *, pieces: int | None = None, timeout: 
 async def eventually(condition: Callable[[], object], *, timeout: float = 5.0) -> None:
     """Wait until `condition()` is true. Raises TimeoutError."""
     async with asyncio.timeout(timeout):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)

@@ -95,9 +95,7 @@ def test_make_targets_in_the_documents_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):.*##", makefile, re.MULTILINE))
     assert targets >= {"run", "test", "check", "bench", "help"}
     named = {
-        target
-        for path in DOCUMENTS
-        for target in re.findall(r"(?:^|`)make ([a-z]+)", path.read_text(), re.MULTILINE)
+        target for path in DOCUMENTS for target in re.findall(r"(?:^|`)make ([a-z]+)", path.read_text(), re.MULTILINE)
     }
     assert named <= targets
 

@@ -7,12 +7,21 @@ import io
 import json
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import openai
 import pytest
 
-from tests.gateway_fixtures import MODEL, ScriptedWorker, config_for, gateway, read_request, simulated_gateway
+from tests.gateway_fixtures import (
+    MODEL,
+    Script,
+    ScriptedWorker,
+    config_for,
+    gateway,
+    read_request,
+    simulated_gateway,
+)
 
 
 @pytest.fixture
@@ -27,20 +36,24 @@ async def client(running: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-HELLO = [{"role": "user", "content": "Say something about rivers."}]
+HELLO: Any = [{"role": "user", "content": "Say something about rivers."}]
 
 
 async def test_unary_chat(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=12)  # type: ignore[arg-type]
+    answer = await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=12)
     assert answer.choices[0].message.content
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 12
 
 
 async def test_streamed_chat_equals_unary(client: openai.AsyncOpenAI) -> None:
-    unary = await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=20)  # type: ignore[arg-type]
+    unary = await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=20)
     stream = await client.chat.completions.create(
-        model=MODEL, messages=HELLO, max_tokens=20, stream=True, stream_options={"include_usage": True}  # type: ignore[arg-type]
+        model=MODEL,
+        messages=HELLO,
+        max_tokens=20,
+        stream=True,
+        stream_options={"include_usage": True},
     )
     text, usage = "", None
     async for chunk in stream:
@@ -52,20 +65,23 @@ async def test_streamed_chat_equals_unary(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_tools(client: openai.AsyncOpenAI) -> None:
-    tool = {
+    tool: Any = {
         "type": "function",
-        "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+        "function": {
+            "name": "weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
     }
     answer = await client.chat.completions.create(
         model=MODEL,
-        messages=HELLO,  # type: ignore[arg-type]
-        tools=[tool],  # type: ignore[list-item]
+        messages=HELLO,
+        tools=[tool],
         tool_choice={"type": "function", "function": {"name": "weather"}},
     )
     calls = answer.choices[0].message.tool_calls
     assert calls is not None
-    assert calls[0].function.name == "weather"  # type: ignore[union-attr]
-    json.loads(calls[0].function.arguments)  # type: ignore[union-attr]
+    assert calls[0].function.name == "weather"  # type: ignore[union-attr]  # a function call, as asked for
+    json.loads(calls[0].function.arguments)  # type: ignore[union-attr]  # a function call, as asked for
 
 
 async def test_completions_and_embeddings(client: openai.AsyncOpenAI) -> None:
@@ -83,13 +99,13 @@ async def test_models_are_merged_over_the_fleet(client: openai.AsyncOpenAI) -> N
 
 async def test_an_error_of_the_worker_reaches_the_client_as_it_is(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=10_000_000)  # type: ignore[arg-type]
+        await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=10_000_000)
     assert caught.value.status_code == 400
 
 
 async def test_an_unknown_model_is_told_with_those_there_are(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        await client.chat.completions.create(model="nobody", messages=HELLO)  # type: ignore[arg-type]
+        await client.chat.completions.create(model="nobody", messages=HELLO)
     assert caught.value.code == "model_not_found"
     assert caught.value.param == "model"
     assert MODEL in str(caught.value)
@@ -102,7 +118,12 @@ async def test_a_repeated_prompt_goes_where_its_blocks_are() -> None:
     async with simulated_gateway(4) as (url, _), aiohttp.ClientSession() as session:
         for conversation in range(6):
             workers, cached = [], []
-            messages = [{"role": "system", "content": f"Conversation {conversation}. " + " ".join(rng.choices(words, k=300))}]
+            messages = [
+                {
+                    "role": "system",
+                    "content": f"Conversation {conversation}. " + " ".join(rng.choices(words, k=300)),
+                }
+            ]
             for turn in range(4):
                 messages.append({"role": "user", "content": f"turn {turn} " + " ".join(rng.choices(words, k=80))})
                 body = {"model": MODEL, "messages": messages, "max_tokens": 8}
@@ -118,7 +139,10 @@ async def test_a_repeated_prompt_goes_where_its_blocks_are() -> None:
 
 async def test_conversations_that_share_a_system_prompt_spread() -> None:
     """Everybody shares block 0; that alone must not bring everybody to one worker."""
-    system = {"role": "system", "content": "You are a helpful assistant who answers in one short sentence, always."}
+    system = {
+        "role": "system",
+        "content": "You are a helpful assistant who answers in one short sentence, always.",
+    }
     rng = random.Random(7)
     words = ["river", "stone", "cloud", "ember", "field", "harbour", "lantern", "meadow"]
     async with simulated_gateway(4) as (url, _), aiohttp.ClientSession() as session:
@@ -137,7 +161,7 @@ async def test_conversations_that_share_a_system_prompt_spread() -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_bodies_arrive_and_return_byte_for_byte(streams: bool) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_bodies_arrive_and_return_byte_for_byte(streams: bool) -> None:
     """Request bodies go out as they came in, and answers come back as they were, whatever their size and shape."""
     rng = random.Random(11)
     seen: list[bytes] = []
@@ -152,7 +176,9 @@ async def test_bodies_arrive_and_return_byte_for_byte(streams: bool) -> None:  #
             seen.append(body)
             answer = answers[-1]
             if streams:
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+                )
                 at = 0
                 while at < len(answer):
                     size = rng.randint(1, max(1, len(answer) // 3))
@@ -165,20 +191,60 @@ async def test_bodies_arrive_and_return_byte_for_byte(streams: bool) -> None:  #
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer))
             await writer.drain()
 
-    async with ScriptedWorker(script).running() as worker:
-        async with gateway(config_for([worker.url], workers_extra=[", models: [m]"])) as url, aiohttp.ClientSession() as session:
-            for size in (0, 1, 100, 4_095, 65_536, 65_537, 1_000_000, 5_000_000):
-                text = rng.randbytes(size // 2).hex()
-                body = b'{"model" :\t"m",  "z": "%b", "stream": %b}' % (text.encode(), b"true" if streams else b"false")
-                answers.append(rng.randbytes(size))
-                chunked = rng.random() < 0.5
+    async with (
+        ScriptedWorker(script).running() as worker,
+        gateway(config_for([worker.url], workers_extra=[", models: [m]"])) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        for size in (0, 1, 100, 4_095, 65_536, 65_537, 1_000_000, 5_000_000):
+            text = rng.randbytes(size // 2).hex()
+            body = b'{"model" :\t"m",  "z": "%b", "stream": %b}' % (
+                text.encode(),
+                b"true" if streams else b"false",
+            )
+            answers.append(rng.randbytes(size))
+            chunked = rng.random() < 0.5
 
-                async def pieces(body: bytes = body) -> AsyncIterator[bytes]:
-                    for at in range(0, len(body), 50_000):
-                        yield body[at : at + 50_000]
+            async def pieces(body: bytes = body) -> AsyncIterator[bytes]:
+                for at in range(0, len(body), 50_000):
+                    yield body[at : at + 50_000]
 
-                async with session.post(url + "/v1/chat/completions", data=pieces() if chunked else io.BytesIO(body)) as response:
-                    returned = await response.read()
-                    assert response.status == 200
-                assert seen[-1] == body
-                assert returned == answers[-1]
+            async with session.post(
+                url + "/v1/chat/completions", data=pieces() if chunked else io.BytesIO(body)
+            ) as response:
+                returned = await response.read()
+                assert response.status == 200
+            assert seen[-1] == body
+            assert returned == answers[-1]
+
+
+async def test_the_head_of_a_stream_is_not_its_first_token() -> None:
+    """Engines send a stream's head at once and its first token after prefill: until then the work is in the queue."""
+    go = asyncio.Event()
+    served = [0, 0]
+
+    def script(number: int) -> Script:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while True:
+                head, _ = await read_request(reader)
+                if head.startswith(b"GET"):
+                    writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                    continue
+                served[number] += 1
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                await go.wait()
+                writer.write(b"6\r\ndata: \r\n0\r\n\r\n")
+
+        return serve
+
+    async with ScriptedWorker(script(0)).running() as one, ScriptedWorker(script(1)).running() as other:
+        # A short request to the idle worker costs less than one behind a long queue, whatever else is unfinished.
+        config = config_for(
+            [one.url, other.url], "routing: {cost: {decode_weight: 0}}", workers_extra=[", models: [m]"] * 2
+        )
+        async with gateway(config) as url, aiohttp.ClientSession() as session:
+            body = {"model": "m", "prompt": "word " * 4000, "stream": True}
+            answers = [await session.post(url + "/v1/completions", json=body) for _ in range(6)]
+            assert served == [3, 3]
+            go.set()
+            assert {await answer.read() for answer in answers} == {b"data: "}

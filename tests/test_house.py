@@ -106,9 +106,7 @@ def test_unsafe_uses_are_seen(source: str, found: list[str]) -> None:
 
 def test_nothing_turns_data_into_code() -> None:
     assert {
-        str(path): list(unsafe_uses(path.read_text()))
-        for path in product_files()
-        if [*unsafe_uses(path.read_text())]
+        str(path): list(unsafe_uses(path.read_text())) for path in product_files() if [*unsafe_uses(path.read_text())]
     } == {}
 
 
@@ -124,9 +122,7 @@ def test_torch_stays_in_the_torch_worker() -> None:
 # --- exceptions carry their reason -------------------------------------------------------------------------
 
 EXCEPTION = re.compile(r"#\s*(ruff: noqa|noqa|type: ignore|mypy:|pragma:)", re.IGNORECASE)
-WITH_REASON = re.compile(
-    r"# ((ruff: )?noqa: [A-Z]+\d+(, [A-Z]+\d+)*( - |  # )|type: ignore\[[a-z, -]+\]  # )\S.{4,}"
-)
+WITH_REASON = re.compile(r"# ((ruff: )?noqa: [A-Z]+\d+(, [A-Z]+\d+)*( - |  # )|type: ignore\[[a-z, -]+\]  # )\S.{4,}")
 
 
 def unreasoned_exceptions(source: str) -> list[str]:

@@ -89,16 +89,12 @@ EXPECTED = {
         ),
         dp_rank=0,
     ),
-    "sglang_cache_salt": EventBatch(
-        1.5, (stored((2**64 - 5,), token_ids=ids(TOKENS[:4]), medium="GPU", salt="s1"),)
-    ),
+    "sglang_cache_salt": EventBatch(1.5, (stored((2**64 - 5,), token_ids=ids(TOKENS[:4]), medium="GPU", salt="s1"),)),
     "vllm_images": EventBatch(1.5, (stored(medium="GPU", n_plain=1),)),
     "one_bad_event": EventBatch(
         1.5, (stored((1,), token_ids=ids(TOKENS[:4])), stored((2,), 1, token_ids=ids(TOKENS[4:]))), skipped=8
     ),
-    "one_bad_removal": EventBatch(
-        1.5, (stored((1,), token_ids=ids(TOKENS[:4])),), skipped=1, lost_removal=True
-    ),
+    "one_bad_removal": EventBatch(1.5, (stored((1,), token_ids=ids(TOKENS[:4])),), skipped=1, lost_removal=True),
 }
 
 
@@ -141,9 +137,7 @@ def test_real_vectors(name: str, *, signed: bool) -> None:
     assert (decoded.parent, decoded.block_size, decoded.n_plain) == (None, vector["block_size"], None)
 
 
-def one(
-    extra_keys: object, *, parent: int | None = None, lora_id: object = None, name: object = None
-) -> EventBatch:
+def one(extra_keys: object, *, parent: int | None = None, lora_id: object = None, name: object = None) -> EventBatch:
     event = ["BlockStored", [1, 2], parent, TOKENS, 4, lora_id, "GPU", name, extra_keys]
     return decode_batch(msgspec.msgpack.encode([0.0, [event]]))
 
@@ -186,9 +180,7 @@ def test_extra_keys(  # noqa: PLR0917  # one column of the table each
     assert (event.salt, event.n_plain) == (salt, n_plain)
 
 
-@pytest.mark.parametrize(
-    "extra_keys", [[None], "s", 5, [5, None], {"cache_salt": 5}, {"cache_salt": "s" * 2000}]
-)
+@pytest.mark.parametrize("extra_keys", [[None], "s", 5, [5, None], {"cache_salt": 5}, {"cache_salt": "s" * 2000}])
 def test_extra_keys_that_are_none(extra_keys: object) -> None:
     assert one(extra_keys).skipped == 1
 
@@ -305,9 +297,7 @@ names = st.text("ab\u20ac", max_size=8)
 @st.composite
 def stores(draw: st.DrawFn) -> BlockStored:
     block_size, n_blocks = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    tokens = draw(
-        st.lists(st.integers(0, 2**32 - 1), min_size=n_blocks * block_size, max_size=n_blocks * block_size)
-    )
+    tokens = draw(st.lists(st.integers(0, 2**32 - 1), min_size=n_blocks * block_size, max_size=n_blocks * block_size))
     parent = draw(st.none() | hashes)
     return BlockStored(
         block_hashes=tuple(draw(st.lists(hashes, min_size=n_blocks, max_size=n_blocks))),
@@ -329,11 +319,7 @@ events = st.one_of(
 )
 
 
-@given(
-    st.floats(0, 2e9), st.lists(events, max_size=4), st.none() | st.integers(0, 8), st.sampled_from(Encoding)
-)
-def test_what_is_encoded_is_decoded(
-    ts: float, some: list[KvEvent], rank: int | None, encoding: Encoding
-) -> None:
+@given(st.floats(0, 2e9), st.lists(events, max_size=4), st.none() | st.integers(0, 8), st.sampled_from(Encoding))
+def test_what_is_encoded_is_decoded(ts: float, some: list[KvEvent], rank: int | None, encoding: Encoding) -> None:
     batch = EventBatch(ts, tuple(some), rank)
     assert decode_batch(encode_batch(batch, encoding)) == batch

@@ -160,9 +160,7 @@ class Scene:
         await until(lambda: self.subscriber.last_sequence == sequence)
 
 
-def subscriber_of(
-    engine: Engine, index: PrefixIndex, context: zmq.asyncio.Context, topic: str
-) -> KvSubscriber:
+def subscriber_of(engine: Engine, index: PrefixIndex, context: zmq.asyncio.Context, topic: str) -> KvSubscriber:
     return KvSubscriber(
         WORKER,
         index,
@@ -534,10 +532,10 @@ def test_reset_amid_a_long_batch_leaves_nothing_of_it() -> None:
                 if len(seen) == 1:
                     asyncio.get_running_loop().call_soon(stage.subscriber.reset)
 
-            stage.index.apply = counting  # type: ignore[method-assign]
+            stage.index.apply = counting  # type: ignore[method-assign]  # the failure under test
             await stage.engine.publish(big, stored(0))
             await until(lambda: bool(seen))
-            stage.index.apply = apply  # type: ignore[method-assign]
+            stage.index.apply = apply  # type: ignore[method-assign]  # the failure under test
             await until(lambda: len(stage.index) == 0)
             await stage.engine.publish(stored(1))
             await stage.applied(1)
@@ -556,9 +554,7 @@ def test_each_state_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
     with caplog.at_level(logging.INFO, logger="backends.kv_subscriber"):
         run(main())
-    assert [record.getMessage() for record in caplog.records] == [
-        "KV events of w0, rank 0: live, batch 0 applied"
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["KV events of w0, rank 0: live, batch 0 applied"]
 
 
 def test_rank_endpoint() -> None:

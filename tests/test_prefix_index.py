@@ -383,13 +383,9 @@ def test_memory_stays_flat_over_many_unique_prefixes() -> None:
     def churn(first: int, n_prompts: int) -> None:
         for prompt in range(first, first + n_prompts):
             worker = (A, B)[prompt % 2]
-            event = stored(
-                0, 4, base=10 * prompt, token_ids=TokenIds(array("I", range(prompt, prompt + 16)).tobytes())
-            )
+            event = stored(0, 4, base=10 * prompt, token_ids=TokenIds(array("I", range(prompt, prompt + 16)).tobytes()))
             index.apply(worker, event)
-            index.predict(
-                worker, [BlockHash(prompt * 2654435761 + at) for at in range(2)], start=0, now=prompt, ttl=50
-            )
+            index.predict(worker, [BlockHash(prompt * 2654435761 + at) for at in range(2)], start=0, now=prompt, ttl=50)
 
     churn(0, 5_000)
     tracemalloc.start()
@@ -498,9 +494,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
                 model.predicted.pop((salt, path[: at + 1]), None)
 
     @rule(worker=workers, salt=salts, path=paths, alias=st.integers(0, 1), rank=ranks, tier=tiers)
-    def drop(
-        self, *, worker: WorkerId, salt: str, path: tuple[int, ...], alias: int, rank: int, tier: Tier
-    ) -> None:
+    def drop(self, *, worker: WorkerId, salt: str, path: tuple[int, ...], alias: int, rank: int, tier: Tier) -> None:
         name = engine_name(salt, path, alias)
         self.index.apply(worker, BlockRemoved((EngineHash(name),), MEDIA[tier]), rank=rank)
         if worker in self.models:
@@ -562,9 +556,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
 
     @staticmethod
     def _by_tier(model: Model, salt: str, path: tuple[int, ...]) -> dict[Tier, int]:
-        device = {
-            block for key, block in model.held.items() if key[1] is Tier.DEVICE
-        } | model.predicted.keys()
+        device = {block for key, block in model.held.items() if key[1] is Tier.DEVICE} | model.predicted.keys()
         host = {block for key, block in model.held.items() if key[1] is Tier.HOST}
         found: dict[Tier, int] = {}
         for at in range(len(path)):

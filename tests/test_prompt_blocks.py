@@ -85,7 +85,7 @@ def test_any_history_gives_the_hashes_of_the_whole_text(request: pytest.FixtureR
     tokenizer = request.getfixturevalue(name)
     parts = material(tokenizer)
     for seed in range(6):
-        rng = random.Random(seed)  # noqa: S311
+        rng = random.Random(seed)
         cache = PromptBlockCache(
             tokenizer, max_bytes=rng.choice([20_000, 1 << 20]), piece_chars=rng.choice([64, 300, 2048])
         )
@@ -96,17 +96,13 @@ def test_any_history_gives_the_hashes_of_the_whole_text(request: pytest.FixtureR
             text = (text + "".join(rng.choices(parts, k=rng.randint(0, 4))))[:12_000]
             texts.append(text)
             special = rng.random() < 0.5
-            check(
-                cache, tokenizer, complete(cache, text, special=special, max_chars=rng.choice([None, 1, 500]))
-            )
+            check(cache, tokenizer, complete(cache, text, special=special, max_chars=rng.choice([None, 1, 500])))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(st.data())
 @pytest.mark.parametrize("name", ["embedded", "deepseek"])
-def test_pieces_give_the_tokens_of_the_whole(
-    request: pytest.FixtureRequest, name: str, data: st.DataObject
-) -> None:
+def test_pieces_give_the_tokens_of_the_whole(request: pytest.FixtureRequest, name: str, data: st.DataObject) -> None:
     """Hypothesis looks for a text where a cut is not safe."""
     tokenizer = request.getfixturevalue(name)
     if name not in CUTTERS:
@@ -146,9 +142,7 @@ def test_pieces_give_the_tokens_of_the_whole(
 CUTTERS: dict[str, PieceCutter] = {}
 
 
-def test_which_cuts_are_used(
-    embedded: Tokenizer, deepseek: Tokenizer, metaspace: Tokenizer, bert: Tokenizer
-) -> None:
+def test_which_cuts_are_used(embedded: Tokenizer, deepseek: Tokenizer, metaspace: Tokenizer, bert: Tokenizer) -> None:
     cutters = [PieceCutter(tokenizer) for tokenizer in (embedded, deepseek, metaspace, bert)]
     # Without a pre-tokenizer tokens reach over spaces, so there are no places between words.
     assert [cutter.word_cuts for cutter in cutters] == [2, 2, 0, 2]
@@ -253,11 +247,8 @@ def test_bytes_stay_bounded_and_are_the_true_size(embedded: Tokenizer) -> None:
             seen.append(cache.bytes)
     assert max(seen) <= 500_000
     assert min(seen[5:]) > 250_000
-    entries = cache._entries  # noqa: SLF001
-    assert (
-        cache.bytes
-        == sum(_allocated(key, entry) for key, entry in entries.items()) + entries.__sizeof__() + 16
-    )
+    entries = cache._entries
+    assert cache.bytes == sum(_allocated(key, entry) for key, entry in entries.items()) + entries.__sizeof__() + 16
 
 
 def test_gauge_is_what_the_allocator_gives(embedded: Tokenizer) -> None:

@@ -140,9 +140,7 @@ def test_cancellation_is_booked_and_raised() -> None:
         records = plan(ARRIVALS[:1], speed=1.0, max_output=None)
         server = FakeOpenAI(fault=lambda _: "stall_mid")
         async with server.running() as url, open_session(None) as session:
-            client = ReplayClient(
-                Target(url, "fake"), ARRIVALS, records, session=session, clock=MonotonicClock()
-            )
+            client = ReplayClient(Target(url, "fake"), ARRIVALS, records, session=session, clock=MonotonicClock())
             task = asyncio.ensure_future(client.send(0))
             while not records[0].token_events:  # noqa: ASYNC110 - a record sets no event
                 await asyncio.sleep(0.001)

@@ -70,9 +70,7 @@ def test_demo_from_end_to_end(tmp_path: Path) -> None:
 
 
 def test_json_on_stdout_is_nothing_but_json() -> None:
-    code, out, err = run(
-        FakeOpenAI(), "demo", "--limit", "3", "--speed", "40", "--max-output", "2", "--json", "-"
-    )
+    code, out, err = run(FakeOpenAI(), "demo", "--limit", "3", "--speed", "40", "--max-output", "2", "--json", "-")
     assert code == 0
     assert len(orjson.loads(out)["requests"]) == 3
     assert "3 of 3 requests answered" in err

@@ -21,9 +21,7 @@ def options() -> set[str]:
     app = typer.Typer(add_completion=False)
     app.command()(replay)
     command = typer.main.get_command(app)
-    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} - {
-        "trace"
-    }
+    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} - {"trace"}
 
 
 def test_every_option_is_documented_and_every_documented_one_exists() -> None:
@@ -33,9 +31,7 @@ def test_every_option_is_documented_and_every_documented_one_exists() -> None:
 
 
 def test_every_json_field_is_documented() -> None:
-    record = RequestRecord(
-        index=0, session=None, scheduled=0.0, input_tokens=1, output_tokens=1, limit_tokens=0
-    )
+    record = RequestRecord(index=0, session=None, scheduled=0.0, input_tokens=1, output_tokens=1, limit_tokens=0)
     names = [*row(record), *(field.name for kind in (Summary, Distribution, Hits) for field in fields(kind))]
     table = DOC[DOC.index("## The JSON file") :]
     words = set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`[^`]+`", table))))

@@ -146,9 +146,7 @@ def test_hits_in_time() -> None:
 
 
 def shown(summary: Summary, slos: Slos | None = None) -> str:
-    return text_of(
-        report(summary, trace="t.jsonl", url="http://h", model="m", speed=2.0, slos=slos or Slos())
-    )
+    return text_of(report(summary, trace="t.jsonl", url="http://h", model="m", speed=2.0, slos=slos or Slos()))
 
 
 def test_summary_of_nothing_sent() -> None:
@@ -191,9 +189,7 @@ def test_warnings() -> None:
         row(1, sent=None, finished=None),
     ]
     found = warnings(summarize(rows))
-    assert [
-        next(word for word in ("late", "input", "output", "warm", "never") if word in line) for line in found
-    ] == [
+    assert [next(word for word in ("late", "input", "output", "warm", "never") if word in line) for line in found] == [
         "late",
         "input",
         "output",

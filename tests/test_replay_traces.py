@@ -90,9 +90,7 @@ def test_demo_trace_is_what_its_recipe_makes() -> None:
     assert one_cache_hit_share(arrivals) > 0.6
 
 
-def decoded_by_the_book(
-    requests: list[dict[str, Any]], start: float = 0.0
-) -> list[tuple[float, list[int], int, int]]:
+def decoded_by_the_book(requests: list[dict[str, Any]], start: float = 0.0) -> list[tuple[float, list[int], int, int]]:
     """An independent reading: (time, ids, input, output) of every request, nested ones too."""
     found: list[tuple[float, list[int], int, int]] = []
     previous: list[int] = []
@@ -113,9 +111,7 @@ def test_agent_sessions_equal_an_independent_decoding() -> None:
     for number, entry in enumerate(raw):
         mine = [arrival for arrival in arrivals if arrival.session == entry["id"]]
         expected = sorted(decoded_by_the_book(entry["requests"]), key=lambda row: row[0])
-        assert [round(arrival.at - 10.0 * number, 6) for arrival in mine] == [
-            round(row[0], 6) for row in expected
-        ]
+        assert [round(arrival.at - 10.0 * number, 6) for arrival in mine] == [round(row[0], 6) for row in expected]
         assert [(arrival.input_tokens, arrival.output_tokens) for arrival in mine] == [
             (row[2], max(1, row[3])) for row in expected
         ]

@@ -59,9 +59,7 @@ def test_a_fleet_runs_writes_its_configuration_and_stops_cleanly(how: signal.Sig
     ],
 )
 def test_bad_options_are_told_without_a_traceback(options: list[str], said: str) -> None:
-    done = subprocess.run(
-        [*RUN, *options], capture_output=True, text=True, env=ENVIRONMENT, timeout=30, check=False
-    )
+    done = subprocess.run([*RUN, *options], capture_output=True, text=True, env=ENVIRONMENT, timeout=30, check=False)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr

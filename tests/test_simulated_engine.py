@@ -27,9 +27,7 @@ def token_ids(*ids: int) -> TokenIds:
     return TokenIds(array("I", ids).tobytes())
 
 
-def ask(
-    request_id: str, ids: range, max_tokens: int = 1, *, salt: str = "", per_token: bool = False
-) -> SimRequest:
+def ask(request_id: str, ids: range, max_tokens: int = 1, *, salt: str = "", per_token: bool = False) -> SimRequest:
     request = request_from_ids(request_id, token_ids(*ids), max_tokens, block_size=4, salt=salt)
     return SimRequest(
         request.id,
@@ -44,7 +42,7 @@ def ask(
 
 
 def small(blocks: int = 64, **changes: object) -> SimulatedEngine:
-    return SimulatedEngine(EngineConfig(blocks=blocks, block_size=4, **changes))  # type: ignore[arg-type]
+    return SimulatedEngine(EngineConfig(blocks=blocks, block_size=4, **changes))  # type: ignore[arg-type]  # plain ints as hashes
 
 
 def run_dry(engine: SimulatedEngine) -> list[TokenOut]:

@@ -91,9 +91,7 @@ async def test_live_events_reach_a_subscriber(worker: SimulatedWorker, http: aio
         context.term()
 
 
-async def test_replay_tells_all_from_the_number_asked_for(
-    worker: SimulatedWorker, http: aiohttp.ClientSession
-) -> None:
+async def test_replay_tells_all_from_the_number_asked_for(worker: SimulatedWorker, http: aiohttp.ClientSession) -> None:
     await complete(http, range(33))
     await complete(http, range(65), cache_salt="pepper")
     await complete(http, range(1000, 1600))  # evicts most of it
@@ -117,7 +115,7 @@ async def test_replay_tells_all_from_the_number_asked_for(
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  the index has no event to wait for
+        while not condition():  # noqa: ASYNC110 - the index has no event to wait for
             await asyncio.sleep(0.01)
 
 
@@ -142,7 +140,7 @@ async def test_the_gateway_s_index_becomes_equal_to_the_cache(
         for start in range(1000, 1400, 100):  # in all more than the forty blocks
             await complete(http, range(start, start + 100))
             cached = worker.engine.pool.cached
-            await until(lambda cached=cached: len(index) == cached)  # type: ignore[misc]
+            await until(lambda cached=cached: len(index) == cached)  # type: ignore[misc]  # zmq is typed loosely here
         assert index.match(chain(range(1300, 1400))) == {name: 6}
         assert index.match(chain(range(100))) != {name: 6}
         index.check_integrity()

@@ -68,7 +68,7 @@ async def http(worker: SimulatedWorker) -> AsyncIterator[aiohttp.ClientSession]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  the engine has no event to wait for
+        while not condition():  # noqa: ASYNC110 - the engine has no event to wait for
             await asyncio.sleep(0.005)
 
 
@@ -192,9 +192,7 @@ async def test_completions_of_texts_and_ids(client: openai.AsyncOpenAI, http: ai
     assert "".join([chunk.choices[0].text async for chunk in stream]) == ids.choices[0].text
 
 
-async def test_tokenize_counts_what_chat_counts(
-    client: openai.AsyncOpenAI, http: aiohttp.ClientSession
-) -> None:
+async def test_tokenize_counts_what_chat_counts(client: openai.AsyncOpenAI, http: aiohttp.ClientSession) -> None:
     answer = await client.chat.completions.create(**chat())
     async with http.post("/tokenize", json=chat()) as response:
         counted = await response.json()
@@ -205,9 +203,7 @@ async def test_tokenize_counts_what_chat_counts(
 
 async def test_embeddings_as_floats_and_base64(client: openai.AsyncOpenAI) -> None:
     plain = await client.embeddings.create(model="simulated", input=["a", "b", "a"], encoding_format="float")
-    packed = await client.embeddings.create(
-        model="simulated", input="a", encoding_format="base64", dimensions=64
-    )
+    packed = await client.embeddings.create(model="simulated", input="a", encoding_format="base64", dimensions=64)
     vectors = [item.embedding for item in plain.data]
     assert vectors[0] == vectors[2] != vectors[1]
     assert sum(value * value for value in vectors[0]) == pytest.approx(1.0)
@@ -276,9 +272,7 @@ async def test_metrics_have_vllm_s_names(client: openai.AsyncOpenAI, http: aioht
     assert float(values["vllm:prefix_cache_hits_total"]) == answer.usage.prompt_tokens_details.cached_tokens
     assert float(values["vllm:generation_tokens_total"]) == 10
     assert float(values["vllm:time_to_first_token_seconds_count"]) == 2
-    assert {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"} <= set(
-        values
-    )
+    assert {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"} <= set(values)
     assert 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1024"' in page
 
 
@@ -359,9 +353,7 @@ async def test_faults_happen_as_named(
     await until(lambda: worker.engine.idle)
 
 
-async def test_faults_can_be_armed_and_are_off_by_default(
-    http: aiohttp.ClientSession, text: ModelText
-) -> None:
+async def test_faults_can_be_armed_and_are_off_by_default(http: aiohttp.ClientSession, text: ModelText) -> None:
     async with http.post("/simulate/fault", json={"fault": "status=500", "times": 2}) as response:
         assert await response.json() == {"armed": 2}
     statuses = []
@@ -369,7 +361,7 @@ async def test_faults_can_be_armed_and_are_off_by_default(
         async with http.post("/v1/chat/completions", json=chat()) as response:
             statuses.append(response.status)
     assert statuses == [500, 500, 200]
-    async with SimulatedFleet(1, FleetConfig(engine=FAST), text=text) as honest:  # noqa: SIM117
+    async with SimulatedFleet(1, FleetConfig(engine=FAST), text=text) as honest:  # noqa: SIM117 - the inner one is what is cancelled
         async with aiohttp.ClientSession(base_url=honest.workers[0].url) as plain:
             ended, _ = await fault_outcome(plain, "reset", stream=False)
             assert ended == "200"

@@ -55,7 +55,7 @@ def test_fastokens_where_it_agrees(embedded: Tokenizer, deepseek: Tokenizer, ber
 @pytest.mark.parametrize("add_special_tokens", [True, False])
 def test_ids_are_those_of_the_reference(
     tokenizer: Tokenizer,
-    add_special_tokens: bool,  # noqa: FBT001
+    add_special_tokens: bool,
 ) -> None:
     text = real_text()
     texts = [*probe_texts(sorted(tokenizer.special_tokens)[:9]), text[: LONG_TEXT_CHARS + 1], text[:30_000]]
@@ -70,9 +70,7 @@ def test_threads_may_encode_at_once(tokenizer: Tokenizer) -> None:
     texts = [real_text()[start : start + 3_000] for start in range(0, 60_000, 3_000)]
     expected = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     with ThreadPoolExecutor(4) as pool:
-        assert (
-            list(pool.map(lambda text: tokenizer.encode(text, add_special_tokens=False), texts)) == expected
-        )
+        assert list(pool.map(lambda text: tokenizer.encode(text, add_special_tokens=False), texts)) == expected
 
 
 def test_facts_about_a_vocabulary(
@@ -118,7 +116,7 @@ def test_words_are_one_token_each_in_any_order(embedded: Tokenizer, deepseek: To
 class Wrong(ReferenceBackend):
     """A reference with another opinion, as after a fault in fastokens."""
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> Any:  # noqa: ANN401
+    def encode(self, text: str, *, add_special_tokens: bool) -> Any:
         return super().encode(text + ("x" if "straße" in text else ""), add_special_tokens=add_special_tokens)
 
 
@@ -135,9 +133,7 @@ def test_a_failing_library_is_replaced_for_that_text(embedded: Tokenizer) -> Non
             self._tokenizer = None  # every call is an AttributeError
 
     failing = Failing()
-    assert failing.encode("hello", add_special_tokens=True) == embedded.encode(
-        "hello", add_special_tokens=True
-    )
+    assert failing.encode("hello", add_special_tokens=True) == embedded.encode("hello", add_special_tokens=True)
     assert failing.encode_many(["hello"]) == embedded.encode_many(["hello"])
     assert failing.failures == 2
 
@@ -164,10 +160,7 @@ def test_a_template_in_the_configuration(tmp_path: Path) -> None:
         "chat_template": "{{ bos_token }}{{ messages[0].content }}",
         "bos_token": {"content": "<|endoftext|>"},
     }
-    assert (
-        Tokenizer.load(directory(tmp_path, tokenizer_config__json=config)).render_chat(USER)
-        == "<|endoftext|>hi"
-    )
+    assert Tokenizer.load(directory(tmp_path, tokenizer_config__json=config)).render_chat(USER) == "<|endoftext|>hi"
 
 
 def test_named_templates_in_the_configuration(tmp_path: Path) -> None:
@@ -208,12 +201,8 @@ def test_special_tokens_from_the_older_file(tmp_path: Path) -> None:
         {"added_tokens_decoder": {"8192": {"content": "<extra>", "special": False, "normalized": False}}},
     ],
 )
-def test_what_the_configuration_adds_is_what_transformers_adds(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
-    folder = directory(
-        tmp_path, tokenizer_config__json={"tokenizer_class": "PreTrainedTokenizerFast", **config}
-    )
+def test_what_the_configuration_adds_is_what_transformers_adds(tmp_path: Path, config: dict[str, Any]) -> None:
+    folder = directory(tmp_path, tokenizer_config__json={"tokenizer_class": "PreTrainedTokenizerFast", **config})
     theirs = PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer = Tokenizer.load(folder)
     for text in ("hello", "a<new_token>b", "a <extra> b", ""):
@@ -242,9 +231,7 @@ def test_truncation_in_the_file_is_not_for_serving(tmp_path: Path) -> None:
         ({"chat_template__jinja": "{% for %}"}, "chat template 'default', line 1"),
     ],
 )
-def test_a_bad_directory_is_named_with_the_reason(
-    tmp_path: Path, files: dict[str, object], reason: str
-) -> None:
+def test_a_bad_directory_is_named_with_the_reason(tmp_path: Path, files: dict[str, object], reason: str) -> None:
     with pytest.raises(TokenizerError, match=str(tmp_path)) as error:
         Tokenizer.load(directory(tmp_path, **files))
     assert reason in str(error.value)

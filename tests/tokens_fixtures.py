@@ -58,7 +58,7 @@ def deepseek(deepseek_directory: Path) -> Tokenizer:
 
 def metaspace_tokenizer() -> tokenizers.Tokenizer:
     """A small Llama-2-like tokenizer: no pre-tokenizer, spaces as ▁, a BOS, tokens of two words."""
-    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))  # noqa: S106
+    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(
         vocab_size=2_000,
@@ -78,7 +78,7 @@ def metaspace_tokenizer() -> tokenizers.Tokenizer:
 
 def bert_tokenizer() -> tokenizers.Tokenizer:
     """A small BERT-like tokenizer: lower case, WordPiece, [CLS] and [SEP] around a text."""
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(

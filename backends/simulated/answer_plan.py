@@ -31,9 +31,7 @@ class Planner:
         ids = self.chat_ids(raw)
         count = self._count(request.n)
         answers = Answers(request_id, True, created, self._text.model, len(ids) // _TOKEN_BYTES, count)
-        answers.choices = self._choices(
-            request, request_id, ids, most=request.most_tokens, first_index=0, count=count
-        )
+        answers.choices = self._choices(request, request_id, ids, most=request.most_tokens, first_index=0, count=count)
         call = forced_call(request, xxh3_64_intdigest(ids))
         if call is not None:
             answers.choices = [self._tool_choice(request, choice, *call) for choice in answers.choices]
@@ -48,9 +46,7 @@ class Planner:
         answers = Answers(request_id, False, created, self._text.model, total, count)
         most = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         for prompt, ids in zip(prompts, encoded, strict=True):
-            choices = self._choices(
-                request, request_id, ids, most=most, first_index=len(answers.choices), count=count
-            )
+            choices = self._choices(request, request_id, ids, most=most, first_index=len(answers.choices), count=count)
             if request.echo:
                 echo = prompt if isinstance(prompt, str) else self._text.tokenizer.decode(prompt)
                 for choice in choices:
@@ -78,9 +74,7 @@ class Planner:
         self._check_length(len(ids) // _TOKEN_BYTES, 1)
         root = chain_root(self._text.model, salt=salt)
         hashes = extend(root, ids, self._config.block_size)
-        return SimRequest(
-            request_id, hashes, len(ids) // _TOKEN_BYTES, 1, token_ids=ids, root=root, salt=salt or None
-        )
+        return SimRequest(request_id, hashes, len(ids) // _TOKEN_BYTES, 1, token_ids=ids, root=root, salt=salt or None)
 
     def _count(self, n: int | None) -> int:
         count = 1 if n is None else n

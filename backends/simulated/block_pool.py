@@ -170,12 +170,12 @@ class BlockPool:
         """Raise AssertionError unless free + used == capacity and every index agrees with every other."""
         counts = self._references
         held = sum(1 for count in counts if count > 0)
-        assert min(counts, default=0) >= 0, "a block was released more often than held"  # noqa: S101
-        assert held + self.free == self.capacity, "free + used != capacity"  # noqa: S101
-        assert {b for b, count in enumerate(counts) if count == 0} == set(self._free)  # noqa: S101
+        assert min(counts, default=0) >= 0, "a block was released more often than held"
+        assert held + self.free == self.capacity, "free + used != capacity"
+        assert {b for b, count in enumerate(counts) if count == 0} == set(self._free)
         listed = {block: key for key, copies in self._copies.items() for block in copies}
         carried = {block: key for block, key in enumerate(self._hash_of) if key is not None}
-        assert listed == carried, "hash index and blocks disagree"  # noqa: S101
+        assert listed == carried, "hash index and blocks disagree"
 
     def _forget(self, block: int, evicted: list[EngineHash]) -> None:
         block_hash = self._hash_of[block]

@@ -54,9 +54,7 @@ class EngineConfig:
                 message = f"{name} must be above 0"
                 raise ValueError(message)
         if self.max_batched_tokens < self.max_num_seqs:
-            message = (
-                "max_batched_tokens must be at least max_num_seqs: each running sequence decodes in a step"
-            )
+            message = "max_batched_tokens must be at least max_num_seqs: each running sequence decodes in a step"
             raise ValueError(message)
 
     @property
@@ -241,12 +239,12 @@ class SimulatedEngine:
         """Raise AssertionError unless sequences and pool agree: free + used == capacity, no block lost."""
         self.pool.check_integrity()
         held = {block for sequence in self._running.values() for block in sequence.blocks}
-        assert len(held) == self.pool.used  # noqa: S101
-        assert all(not sequence.blocks for sequence in self._waiting)  # noqa: S101
+        assert len(held) == self.pool.used
+        assert all(not sequence.blocks for sequence in self._waiting)
         due = [s for table in (self._grow_due, self._finish_due) for bucket in table.values() for s in bucket]
-        assert len(due) == len(self._decoding)  # noqa: S101
-        assert set(due) == self._decoding  # noqa: S101
-        assert all(self._running[s.request.id] is s for s in self._decoding)  # noqa: S101
+        assert len(due) == len(self._decoding)
+        assert set(due) == self._decoding
+        assert all(self._running[s.request.id] is s for s in self._decoding)
 
     # -- time --------------------------------------------------------------------------------------------
 
@@ -336,9 +334,7 @@ class SimulatedEngine:
         self._waiting.appendleft(sequence)
         self._preemptions += 1
 
-    def _continue_prefill(
-        self, sequence: Sequence, budget: int, prefilling: list[tuple[Sequence, int]]
-    ) -> int:
+    def _continue_prefill(self, sequence: Sequence, budget: int, prefilling: list[tuple[Sequence, int]]) -> int:
         """Compute up to `budget` more tokens of a partly computed prompt; how many."""
         count = min(sequence.total - sequence.computed, budget)
         needed = self._blocks_for(sequence.computed + count) - len(sequence.blocks)
@@ -383,9 +379,7 @@ class SimulatedEngine:
         self._queries += sequence.request.n_tokens
         self._hits += cached
 
-    def _place(
-        self, sequence: Sequence, needed: int, count: int, prefilling: list[tuple[Sequence, int]]
-    ) -> None:
+    def _place(self, sequence: Sequence, needed: int, count: int, prefilling: list[tuple[Sequence, int]]) -> None:
         """Allocate for `count` tokens that this step computes; full blocks can be matched from now on."""
         sequence.blocks += self.pool.allocate(needed)
         after = sequence.computed + count
@@ -464,9 +458,7 @@ class SimulatedEngine:
         start, stop = sequence.reported - self._times_from, self._step - self._times_from
         times = tuple(self._times[start:stop])
         sequence.reported = self._step
-        self._outputs.append(
-            TokenOut(sequence.request.id, len(times), times, False, finished, sequence.cached_tokens)
-        )
+        self._outputs.append(TokenOut(sequence.request.id, len(times), times, False, finished, sequence.cached_tokens))
 
     def _trim_times(self) -> None:
         oldest = min((sequence.reported for sequence in self._decoding), default=self._step)

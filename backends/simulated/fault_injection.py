@@ -67,9 +67,7 @@ class FaultInjector:
             return await self._play_unary(fault, request, answers.body())
         return await self._play_stream(fault, request, _events(answers, usage=usage))
 
-    async def _play_stream(
-        self, fault: Fault, request: web.Request, events: list[bytes]
-    ) -> web.StreamResponse:
+    async def _play_stream(self, fault: Fault, request: web.Request, events: list[bytes]) -> web.StreamResponse:
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "x-worker-id": self._worker}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)

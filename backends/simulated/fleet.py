@@ -49,9 +49,7 @@ class SimulatedWorker:
         self.publisher = _publisher(config, index) if config.kv_events else None
         self.driver = EngineDriver(self.engine, None if self.publisher is None else self.publisher.publish)
         server = SimulatedServer(name, text, self.driver, faults=config.faults)
-        self._runner = web.AppRunner(
-            server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1
-        )
+        self._runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         self._host = config.host
         self._port = config.port + index if config.port else 0
         self._site: web.TCPSite | None = None
@@ -102,9 +100,7 @@ class SimulatedWorker:
 class SimulatedFleet:
     """`async with SimulatedFleet(2, FleetConfig(...)) as fleet: fleet.workers[0].url`."""
 
-    def __init__(
-        self, n: int = 1, config: FleetConfig | None = None, *, text: ModelText | None = None
-    ) -> None:
+    def __init__(self, n: int = 1, config: FleetConfig | None = None, *, text: ModelText | None = None) -> None:
         """`text` saves loading the tokenizer where a caller has it. Raises TokenizerError or ValueError."""
         self.config = config or FleetConfig()
         self.text = text or ModelText.load(self.config.model, self.config.tokenizer)
@@ -122,9 +118,7 @@ class SimulatedFleet:
         self.workers = workers
         try:
             for index in range(self._n):
-                workers.append(
-                    SimulatedWorker(f"{self.config.name_prefix}{index}", self.text, self.config, index)
-                )
+                workers.append(SimulatedWorker(f"{self.config.name_prefix}{index}", self.text, self.config, index))
                 await workers[-1].listen()
         except BaseException:
             await self.close()

@@ -22,9 +22,7 @@ class ModelText:
         self.model = model
         self.tokenizer = tokenizer
         words = _WORDS.read_text(encoding="utf-8").split()
-        self.answers = AnswerText(
-            words, lambda text: unpack(tokenizer.encode(text, add_special_tokens=False))
-        )
+        self.answers = AnswerText(words, lambda text: unpack(tokenizer.encode(text, add_special_tokens=False)))
 
     @classmethod
     def load(cls, model: str, directory: Path = EMBEDDED_TOKENIZER) -> ModelText:

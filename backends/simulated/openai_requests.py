@@ -16,9 +16,7 @@ _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 class ApiError(Exception):
     """A refusal in OpenAI's error shape."""
 
-    def __init__(
-        self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None
-    ) -> None:
+    def __init__(self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind

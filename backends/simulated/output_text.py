@@ -50,18 +50,16 @@ class AnswerText:
             return ids[0] if len(ids) == 1 else None
 
         inner = [(f" {word}", token) for word in words if (token := single(f" {word}")) is not None]
-        if len(inner) < 2:  # noqa: PLR2004
+        if len(inner) < 2:
             message = "fewer than two of the words are single tokens of this tokenizer"
             raise ValueError(message)
-        capitals = [
-            (text, token) for word in words if (token := single(text := f" {word.title()}")) is not None
-        ]
+        capitals = [(text, token) for word in words if (token := single(text := f" {word.title()}")) is not None]
         openers = [(text, token) for word in words if (token := single(text := word.title())) is not None]
         stop = single(".")
         self._openers = openers or capitals or inner
         self._ring: list[tuple[str, int]] = []
         self._starts: list[int] = []
-        random = Random(1)  # noqa: S311  the text is a constant
+        random = Random(1)  # noqa: S311 - the text is a constant
         for _ in range(_RING_SENTENCES):
             self._starts.append(len(self._ring))
             self._ring.append(random.choice(capitals or inner))
@@ -69,9 +67,7 @@ class AnswerText:
             if stop is not None:
                 self._ring.append((".", stop))
 
-    def answer(
-        self, prompt: TokenIds, *, choice: int, least: int, most: int, stops: Sequence[str] = ()
-    ) -> Answer:
+    def answer(self, prompt: TokenIds, *, choice: int, least: int, most: int, stops: Sequence[str] = ()) -> Answer:
         """The answer to a prompt: as many tokens as it has by nature, but from `least` to `most`.
 
         `choice` numbers the alternatives of one request. The answer ends before the first of `stops`.

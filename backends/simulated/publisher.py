@@ -102,7 +102,7 @@ class KvEventPublisher:
         if not isinstance(event, Stored):
             return BlockRemoved(hashes, medium="GPU")
         request = event.owner
-        assert isinstance(request, SimRequest)  # noqa: S101  the engine stores with nothing else
+        assert isinstance(request, SimRequest)
         width = self._block_size * _TOKEN_BYTES
         start = event.first_block * width
         ids = block_ids(request, start, start + len(hashes) * width)

@@ -29,7 +29,7 @@ class SimRequest:
     max_tokens: int
     token_ids: TokenIds = _NO_IDS
     output_ids: TokenIds = _NO_IDS
-    root: EngineHash = EngineHash(0)  # noqa: RUF009  a NewType of an immutable int
+    root: EngineHash = EngineHash(0)  # noqa: RUF009 - a NewType of an immutable int
     salt: str | None = None
     per_token: bool = False
 

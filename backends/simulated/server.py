@@ -183,9 +183,7 @@ class SimulatedServer:
             raise ApiError(400, "Either `prompt` or `messages` must be given", param="prompt")
         tokens = unpack(ids)
         limit = self._config.context_tokens
-        return web.json_response(
-            {"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None}
-        )
+        return web.json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         parsed, _ = read_body(await request.read(), DetokenizeRequest)
@@ -224,7 +222,7 @@ class SimulatedServer:
 
 def _vector(ids: TokenIds, width: int, encoding_format: str | None) -> list[float] | str:
     """A unit vector that depends on the ids alone; base64 is of little-endian 32-bit floats."""
-    random = Random(xxh3_64_intdigest(ids))  # noqa: S311  deterministic on purpose
+    random = Random(xxh3_64_intdigest(ids))  # noqa: S311 - deterministic on purpose
     values = [random.gauss(0.0, 1.0) for _ in range(width)]
     length = sum(value * value for value in values) ** 0.5
     values = [value / length for value in values]

@@ -59,6 +59,6 @@ class LinearPrefill:
     tokens_per_s: float
     one_at_a_time: bool = True
 
-    def step_s(self, new_tokens: int, *, decoding: bool, kv_used: float) -> float:  # noqa: ARG002
+    def step_s(self, new_tokens: int, *, decoding: bool, kv_used: float) -> float:  # noqa: ARG002 - one signature for all timings
         """Seconds for `new_tokens` at the constant rate."""
         return new_tokens / self.tokens_per_s

@@ -40,7 +40,7 @@ def _arguments(function: Mapping[str, Any], seed: int) -> str:
     return json.dumps(value if isinstance(value, dict) else {})
 
 
-def _example(schema: Mapping[str, Any], seed: int, depth: int) -> object:  # noqa: PLR0911  one for each type
+def _example(schema: Mapping[str, Any], seed: int, depth: int) -> object:  # noqa: PLR0911 - one for each type
     """A value of the schema's type; unknown or deeper than eight levels is null."""
     if depth > _MOST_DEPTH:
         return None

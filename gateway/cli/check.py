@@ -24,9 +24,7 @@ def check(
         bool,
         typer.Option("--schema", help="Print the JSON Schema of the file, for editors that complete YAML."),
     ] = False,
-    docs: Annotated[
-        bool, typer.Option("--docs", help="Print the reference of all settings, in Markdown.")
-    ] = False,
+    docs: Annotated[bool, typer.Option("--docs", help="Print the reference of all settings, in Markdown.")] = False,
 ) -> None:
     """Validate a configuration without starting anything. Exit code 1 when it has problems; all are listed.
 

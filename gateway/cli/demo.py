@@ -58,7 +58,9 @@ async def _demo(port: int, workers: int, *, replay: bool, stay: bool) -> None:
         }
         async with serving(parse_config(yaml.safe_dump(settings))) as bound:
             url = f"http://127.0.0.1:{bound}"
-            console.print(f"[bold green]prefixgate[/] listens on [bold]{url}[/], in front of {workers} simulated workers.")
+            console.print(
+                f"[bold green]prefixgate[/] listens on [bold]{url}[/], in front of {workers} simulated workers."
+            )
             if replay:
                 console.print("A short replay first: 60 turns of 12 chats that share a system prompt.\n")
                 await _replay(url, workers, stop)

@@ -55,42 +55,28 @@ _report = partial(_option, "Report")
 def replay(
     trace: Annotated[
         str,
-        typer.Argument(
-            help="Trace file (Mooncake JSONL or agent sessions; .gz, .xz), or 'demo': a small one inside."
-        ),
+        typer.Argument(help="Trace file (Mooncake JSONL or agent sessions; .gz, .xz), or 'demo': a small one inside."),
     ],
     url: Annotated[str, _target("Base URL of an OpenAI endpoint.")] = "http://127.0.0.1:8000",
-    model: Annotated[
-        str | None, _target("Model to ask for. Default: the first one listed.", metavar="NAME")
-    ] = None,
+    model: Annotated[str | None, _target("Model to ask for. Default: the first one listed.", metavar="NAME")] = None,
     endpoint: Annotated[EndpointChoice, _target("Which endpoint to ask.")] = EndpointChoice.chat,
     api_key: Annotated[
         str | None, _target("Sent as a bearer token.", envvar="PREFIXGATE_API_KEY", metavar="KEY")
     ] = None,
     timeout: Annotated[float, _time("Target", "Deadline of each request.")] = "10min",  # type: ignore[assignment]  # is parsed
-    ignore_eos: Annotated[
-        bool, _target("Ask for exact output lengths; strict endpoints may refuse the field.")
-    ] = True,
+    ignore_eos: Annotated[bool, _target("Ask for exact output lengths; strict endpoints may refuse the field.")] = True,
     speed: Annotated[float, _trace("Replay so many times faster than recorded.", min=1e-6)] = 1.0,
     limit: Annotated[int | None, _trace("Only the first N requests.", min=1, metavar="N")] = None,
-    max_output: Annotated[
-        int | None, _trace("At most N output tokens a request.", min=1, metavar="N")
-    ] = None,
+    max_output: Annotated[int | None, _trace("At most N output tokens a request.", min=1, metavar="N")] = None,
     block_tokens: Annotated[int, _trace("Mooncake: tokens in a block.", min=1, metavar="N")] = 512,
     session_gap: Annotated[float, _time("Trace", "Agent sessions: one begins every TIME.")] = "10s",  # type: ignore[assignment]  # is parsed
-    max_pause: Annotated[
-        float | None, _time("Trace", "Agent sessions: longer pauses are cut to TIME.")
-    ] = None,
-    slo_ttft: Annotated[
-        float | None, _time("Report", "Goodput: longest time to first token, such as 2s.")
-    ] = None,
+    max_pause: Annotated[float | None, _time("Trace", "Agent sessions: longer pauses are cut to TIME.")] = None,
+    slo_ttft: Annotated[float | None, _time("Report", "Goodput: longest time to first token, such as 2s.")] = None,
     slo_itl: Annotated[
         float | None, _time("Report", "Goodput: longest mean time between tokens, such as 100ms.")
     ] = None,
     slo_e2e: Annotated[float | None, _time("Report", "Goodput: longest time to the last token.")] = None,
-    worker_header: Annotated[
-        str, _report("Response header that names the worker.", metavar="NAME")
-    ] = "x-worker-id",
+    worker_header: Annotated[str, _report("Response header that names the worker.", metavar="NAME")] = "x-worker-id",
     workers: Annotated[
         int | None, _report("Fleet size, so that idle workers count in max ÷ mean.", min=1, metavar="N")
     ] = None,
@@ -109,9 +95,7 @@ def replay(
     For a first look: prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms
     """
     try:
-        arrivals = read_trace(
-            trace, limit, block_tokens=block_tokens, session_gap=session_gap, max_pause=max_pause
-        )
+        arrivals = read_trace(trace, limit, block_tokens=block_tokens, session_gap=session_gap, max_pause=max_pause)
         target = Target(url, model, endpoint.value, timeout, api_key, ignore_eos, worker_header)
         outcome = uvloop.run(
             run_replay(
@@ -152,9 +136,7 @@ def replay(
         }
         _write(
             json_file,
-            to_json(
-                settings=settings, summary=summary, records=outcome.records, interrupted=outcome.interrupted
-            ),
+            to_json(settings=settings, summary=summary, records=outcome.records, interrupted=outcome.interrupted),
         )
     if outcome.interrupted:
         raise typer.Exit(130)

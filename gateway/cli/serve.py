@@ -17,9 +17,7 @@ _ADDRESS_ERRORS: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno
 def serve(
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config", "-c", metavar="FILE", help="YAML configuration; takes the place of all flags below."
-        ),
+        typer.Option("--config", "-c", metavar="FILE", help="YAML configuration; takes the place of all flags below."),
     ] = None,
     worker: Annotated[
         list[str] | None,

@@ -37,12 +37,8 @@ def simulate(
     ] = _EMBEDDED,
     blocks: Annotated[int, typer.Option(min=1, help="KV blocks an engine holds.")] = 16_384,
     block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens in a block.")] = 16,
-    max_model_len: Annotated[
-        int, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")
-    ] = 32_768,
-    max_num_seqs: Annotated[
-        int, typer.Option(min=1, max=8192, help="Sequences an engine runs at once.")
-    ] = 256,
+    max_model_len: Annotated[int, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = 32_768,
+    max_num_seqs: Annotated[int, typer.Option(min=1, max=8192, help="Sequences an engine runs at once.")] = 256,
     max_waiting: Annotated[
         int | None, typer.Option(min=1, help="Refuse with 503 when so many wait. Default: no limit.")
     ] = None,
@@ -56,18 +52,14 @@ def simulate(
     kv_events: Annotated[bool, typer.Option(help="Publish KV events over ZMQ.")] = True,
     kv_port: Annotated[
         int,
-        typer.Option(
-            min=0, max=65535, help="Port of the first engine's events; replay is on the next. 0: free."
-        ),
+        typer.Option(min=0, max=65535, help="Port of the first engine's events; replay is on the next. 0: free."),
     ] = 5557,
     kv_encoding: Annotated[Encoding, typer.Option(help="How events are encoded.")] = Encoding.ARRAY,
     name_prefix: Annotated[str, typer.Option(help="Engines are named PREFIX0, PREFIX1, ...")] = "sim-",
     faults: Annotated[bool, typer.Option("--faults", help="Obey x-simulate-fault. For tests only.")] = False,
     write_config: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|-", help="Write the gateway configuration that fits: for `serve -c FILE`."
-        ),
+        typer.Option(metavar="FILE|-", help="Write the gateway configuration that fits: for `serve -c FILE`."),
     ] = None,
 ) -> None:
     """Run simulated engines: OpenAI-compatible, with real prefix caches and KV events, and no weights.

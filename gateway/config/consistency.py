@@ -42,9 +42,7 @@ def _repeated(config: Config) -> Iterator[Problem]:
             if value is None:
                 continue
             if value in first:
-                yield Problem(
-                    f"{section}[{position}].{key}", f"{value} is already that of {section}[{first[value]}]"
-                )
+                yield Problem(f"{section}[{position}].{key}", f"{value} is already that of {section}[{first[value]}]")
             first.setdefault(value, position)
 
 
@@ -90,9 +88,7 @@ def _kv_events(config: Config) -> Iterator[Problem]:
                 "no model of this worker has a tokenizer under models: its events could never match",
             )
         if worker.kv_events.replay_endpoint == worker.kv_events.endpoint:
-            yield Problem(
-                f"{path}.replay_endpoint", "must differ from endpoint: they are two sockets of the worker"
-            )
+            yield Problem(f"{path}.replay_endpoint", "must differ from endpoint: they are two sockets of the worker")
 
 
 def _can_be_tokenized(worker: Worker, config: Config) -> bool:
@@ -105,15 +101,11 @@ def _can_be_tokenized(worker: Worker, config: Config) -> bool:
 def _bounds(config: Config) -> Iterator[Problem]:
     limits, upstream, tokens = config.limits, config.upstream, config.tokens
     if config.listen.reuse_port and config.listen.port == 0:
-        yield Problem(
-            "listen.reuse_port", "needs a fixed port: with port 0 each process would take another one"
-        )
+        yield Problem("listen.reuse_port", "needs a fixed port: with port 0 each process would take another one")
     if limits.head_bytes > limits.body_bytes:
         yield Problem("limits.head_bytes", "must not be more than limits.body_bytes")
     if tokens.inline_chars > limits.body_bytes:
-        yield Problem(
-            "tokens.inline_chars", "must not be more than limits.body_bytes: no prompt is that long"
-        )
+        yield Problem("tokens.inline_chars", "must not be more than limits.body_bytes: no prompt is that long")
     if upstream.connect_timeout > upstream.first_byte_timeout:
         yield Problem("upstream.connect_timeout", "must not be more than upstream.first_byte_timeout")
     if upstream.cooldown > upstream.cooldown_max:

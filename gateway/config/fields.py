@@ -111,9 +111,7 @@ def _existing_tokenizer(source: Path | str | None, info: ValidationInfo) -> Path
         return source
     source, look = _resolved(source, info)
     if look and not source.is_dir():
-        raise _expected(
-            f"a directory with tokenizer.json, or the word embedded; there is no directory {source}"
-        )
+        raise _expected(f"a directory with tokenizer.json, or the word embedded; there is no directory {source}")
     if look and not (source / "tokenizer.json").is_file():
         raise _expected(f"a directory with tokenizer.json; {source} has none")
     return source

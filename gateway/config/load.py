@@ -65,14 +65,10 @@ def config_from_flags(
     problems: list[Problem] = []
     if kv_events and len(kv_events) != len(workers):
         problems.append(
-            Problem(
-                "--kv-events", f"give one for each --worker: {len(workers)} expected, {len(kv_events)} given"
-            )
+            Problem("--kv-events", f"give one for each --worker: {len(workers)} expected, {len(kv_events)} given")
         )
     if tokenizer is not None and model is None:
-        problems.append(
-            Problem("--tokenizer", "needs --model NAME, the model's name as the workers serve it")
-        )
+        problems.append(Problem("--tokenizer", "needs --model NAME, the model's name as the workers serve it"))
     entries: list[dict[str, object]] = [{"url": url, **_given(block_size=block_size)} for url in workers]
     for entry, endpoint in zip(entries, kv_events, strict=False):
         entry["kv_events"] = {"endpoint": endpoint}
@@ -99,18 +95,14 @@ def _given(**settings: object) -> dict[str, object]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _validate(
-    data: object, source: str, base_dir: Path | None, origins: Origins, problems: list[Problem]
-) -> Config:
+def _validate(data: object, source: str, base_dir: Path | None, origins: Origins, problems: list[Problem]) -> Config:
     """Validate even what has problems already, so that all of them are told at once."""
     try:
         config = Config.model_validate(data, context={BASE_DIR: base_dir} if base_dir is not None else None)
     except ValidationError as error:
         known = {problem.path for problem in problems if problem.path}
         found = problems_of(error.errors(include_url=False), Config, origins)
-        raise ConfigError(
-            source, problems + [problem for problem in found if problem.path not in known]
-        ) from None
+        raise ConfigError(source, problems + [problem for problem in found if problem.path not in known]) from None
     if problems:
         raise ConfigError(source, problems)
     return config

@@ -201,9 +201,7 @@ def section_in(annotation: object) -> type[BaseModel] | None:
 
 def is_list(annotation: object) -> bool:
     """Whether an annotation, optional or not, is a list of values."""
-    return getattr(annotation, "__origin__", None) is tuple or any(
-        is_list(part) for part in get_args(annotation)
-    )
+    return getattr(annotation, "__origin__", None) is tuple or any(is_list(part) for part in get_args(annotation))
 
 
 def setting_paths(model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -78,8 +78,7 @@ _WORDS: Final[Mapping[object, str]] = {
 def reference() -> str:
     """The whole page, in Markdown."""
     return _INTRODUCTION + "".join(
-        f"\n## `{path}`\n\n{description}\n\n{_table(section)}"
-        for path, description, section in _sections(Config)
+        f"\n## `{path}`\n\n{description}\n\n{_table(section)}" for path, description, section in _sections(Config)
     )
 
 

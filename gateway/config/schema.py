@@ -160,8 +160,11 @@ class CostPolicy(Strict):
     recompute_weight_full: float = Field(default=5.0, ge=0)
     """The same when the fleet is full: recomputing then also delays everyone behind. In between it rises with
     the load."""
-    decode_weight: float = Field(default=256.0, ge=0)
+    decode_weight: float = Field(default=64.0, ge=0)
     """Price of each sequence that the worker is answering, in uncached prompt tokens."""
+    spread_weight: float = Field(default=0.02, ge=0)
+    """Price of each uncached prompt token that the worker was given within the last minute or so: evens out
+    work where nothing else tells workers apart."""
     seed: int | None = None
     """Seed of the choice among equals, to repeat a run exactly; by default it differs each time."""
 

@@ -66,6 +66,4 @@ def format_duration(seconds: float) -> str:
 
 
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str), Unit("bytes")]
-Duration = Annotated[
-    float, BeforeValidator(parse_duration, json_schema_input_type=float | str), Unit("seconds")
-]
+Duration = Annotated[float, BeforeValidator(parse_duration, json_schema_input_type=float | str), Unit("seconds")]

@@ -53,9 +53,7 @@ def arrivals(
     return iter(sorted(merged, key=lambda arrival: arrival.at))
 
 
-def _session(
-    record: Record, names: dict[int, str], *, start: float, max_pause: float | None
-) -> Iterator[Arrival]:
+def _session(record: Record, names: dict[int, str], *, start: float, max_pause: float | None) -> Iterator[Arrival]:
     name = record.text("id")
     block_tokens = record.integer("block_size", minimum=1)
     digest = xxhash.xxh3_64_intdigest(name.encode()) >> 33
@@ -104,9 +102,7 @@ def _flatten(record: Record, start: float) -> Iterator[_Request]:
 def _decode(request: Record, previous: list[int]) -> list[int]:
     keep, *runs = request.items("hash_ids") or [None]
     if isinstance(keep, bool) or not isinstance(keep, int) or not 0 <= keep <= len(previous):
-        raise request.error(
-            "hash_ids[0]", f"expected how many of the {len(previous)} ids before to keep, got {keep!r}"
-        )
+        raise request.error("hash_ids[0]", f"expected how many of the {len(previous)} ids before to keep, got {keep!r}")
     ids = previous[:keep]
     for position, run in enumerate(runs, start=1):
         match run:

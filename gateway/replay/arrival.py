@@ -87,15 +87,11 @@ def as_block_ids(record: Record, field: str, values: list[object]) -> list[int]:
     """``values`` as block ids: integers from 0."""
     for position, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise record.error(
-                f"{field}[{position}]", f"expected an integer of at least 0, got {_short(value)}"
-            )
+            raise record.error(f"{field}[{position}]", f"expected an integer of at least 0, got {_short(value)}")
     return values  # type: ignore[return-value]  # every item was just checked
 
 
-def with_tail(
-    record: Record, ids: list[int], *, tokens: int, block_tokens: int, tail_id: int
-) -> tuple[int, ...]:
+def with_tail(record: Record, ids: list[int], *, tokens: int, block_tokens: int, tail_id: int) -> tuple[int, ...]:
     """``ids`` plus, when they cover full blocks only and tokens are left over, ``tail_id`` for those."""
     blocks = -(-tokens // block_tokens)
     if len(ids) == blocks:

@@ -125,9 +125,7 @@ class ReplayClient:
             if response.status != HTTPStatus.OK:
                 raise StreamError(f"http_{response.status}", _error_text(await response.content.read(65_536)))
             if response.content_type != "text/event-stream":
-                raise StreamError(
-                    "not_a_stream", f"the answer is {response.content_type}, not text/event-stream"
-                )
+                raise StreamError("not_a_stream", f"the answer is {response.content_type}, not text/event-stream")
             await self._read(record, response.content)
 
     async def _read(self, record: RequestRecord, content: aiohttp.StreamReader) -> None:
@@ -138,9 +136,7 @@ class ReplayClient:
             for data in decoder.feed(chunk):
                 done = done or read_event(record, data, now)
         if not done:
-            raise StreamError(
-                "truncated", f"the stream ended after {record.token_events} tokens without [DONE]"
-            )
+            raise StreamError("truncated", f"the stream ended after {record.token_events} tokens without [DONE]")
         if record.first_token is None:
             raise StreamError("no_tokens", "the stream ended without a token")
 

@@ -53,11 +53,7 @@ def bar(value: float | None, width: int, *, full: float = 1.0) -> str:
 def sparkline(values: list[float | None], *, top: float) -> str:
     """One character a value, from 0 to ``top``; a dot where there is none."""
     return "".join(
-        "·"
-        if value is None
-        else _BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))]
-        if top
-        else _BARS[0]
+        "·" if value is None else _BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))] if top else _BARS[0]
         for value in values
     )
 

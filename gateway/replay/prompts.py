@@ -46,9 +46,7 @@ class PromptMaker:
         ids = arrival.block_ids
         last = arrival.input_tokens - (len(ids) - 1) * self._block_tokens
         parts = [self.block_text(block_id) for block_id in ids[:-1]]
-        parts.append(
-            self._block_text(ids[-1], last) if last < self._block_tokens else self.block_text(ids[-1])
-        )
+        parts.append(self._block_text(ids[-1], last) if last < self._block_tokens else self.block_text(ids[-1]))
         return "".join(parts)[1:]  # templates that trim the content shall change nothing
 
     def _block_text(self, block_id: int, words: int | None = None) -> str:

@@ -68,9 +68,7 @@ def warnings(summary: Summary) -> list[str]:
             " (vLLM tells them with --enable-prompt-tokens-details)."
         )
     if (summary.hits.of_limit or 0.0) > 1 + _WARM:
-        found.append(
-            "More came from cache than one empty cache could have served: it was warm when the replay began."
-        )
+        found.append("More came from cache than one empty cache could have served: it was warm when the replay began.")
     if summary.sent < summary.planned:
         found.append(f"Stopped early: {summary.planned - summary.sent:,} requests were never sent.")
     return found
@@ -169,8 +167,7 @@ def _hits_in_time(summary: Summary) -> Text:
     top = max((hits.limit or 0.0 for hits in summary.slices), default=0.0)  # full bar: all that was possible
     return Text.assemble(
         (figures.sparkline(shares, top=top), "green"),
-        f"  {word}: {figures.share(first.share)} in the first quarter,"
-        f" {figures.share(last.share)} in the last",
+        f"  {word}: {figures.share(first.share)} in the first quarter, {figures.share(last.share)} in the last",
         (f"\npossible: {figures.share(first.limit)} and {figures.share(last.limit)}", "dim"),
     )
 

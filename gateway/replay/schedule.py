@@ -69,9 +69,7 @@ async def run_open_loop(
             await sending
 
 
-async def _send_all(
-    due: Iterable[float], clock: Clock, send: Callable[[int], Coroutine[object, object, None]]
-) -> None:
+async def _send_all(due: Iterable[float], clock: Clock, send: Callable[[int], Coroutine[object, object, None]]) -> None:
     async with asyncio.TaskGroup() as group:
         for index, moment in enumerate(due):
             if moment > clock.now() or index % _BURST == 0:

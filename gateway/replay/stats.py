@@ -67,9 +67,7 @@ def one_cache_hits(rows: Iterable[Arrival]) -> list[int]:
     seen: set[int] = set()
     hits = []
     for row in rows:
-        blocks = next(
-            (n for n, block_id in enumerate(row.block_ids) if block_id not in seen), len(row.block_ids)
-        )
+        blocks = next((n for n, block_id in enumerate(row.block_ids) if block_id not in seen), len(row.block_ids))
         hits.append(min(blocks * row.block_tokens, row.input_tokens))
         seen.update(row.block_ids[blocks:])
     return hits
@@ -196,9 +194,7 @@ class Summary:
         return self.sent - self.succeeded
 
 
-def summarize(
-    records: Sequence[RequestRecord], *, slos: Slos | None = None, fleet_size: int | None = None
-) -> Summary:
+def summarize(records: Sequence[RequestRecord], *, slos: Slos | None = None, fleet_size: int | None = None) -> Summary:
     """``fleet_size`` adds workers that answered nothing to the mean of max ÷ mean."""
     sent = [record for record in records if record.sent is not None]
     done = [record for record in sent if record.ok]
@@ -223,9 +219,7 @@ def summarize(
         output_ratio=_ratio((output_tokens(record), record.output_tokens) for record in done),
         workers=workers,
         max_over_mean_requests=_max_over_mean([load.requests for load in workers if load.worker], fleet_size),
-        max_over_mean_input=_max_over_mean(
-            [load.input_tokens for load in workers if load.worker], fleet_size
-        ),
+        max_over_mean_input=_max_over_mean([load.input_tokens for load in workers if load.worker], fleet_size),
         errors=_errors(sent),
     )
 
@@ -237,11 +231,7 @@ def output_tokens(record: RequestRecord) -> int:
 
 def hits_of(records: Iterable[RequestRecord]) -> Hits:
     """Tokens of the answers that told how many came from cache."""
-    told = [
-        record
-        for record in records
-        if record.ok and record.cached_tokens is not None and record.prompt_tokens
-    ]
+    told = [record for record in records if record.ok and record.cached_tokens is not None and record.prompt_tokens]
     return Hits(
         requests=len(told),
         prompt_tokens=sum(record.prompt_tokens or 0 for record in told),
@@ -276,8 +266,7 @@ def _worker_loads(records: Sequence[RequestRecord]) -> tuple[WorkerLoad, ...]:
         if record.status is not None:  # without an answer it is not known who had it
             by_worker[record.worker].append(record)
     return tuple(
-        _worker_load(worker, by_worker[worker])
-        for worker in sorted(by_worker, key=lambda name: _natural(name or ""))
+        _worker_load(worker, by_worker[worker]) for worker in sorted(by_worker, key=lambda name: _natural(name or ""))
     )
 
 

@@ -71,7 +71,7 @@ def replay_virtually(
     seed: int = 0,
 ) -> VirtualResult:
     """Send each arrival at its time ÷ `speed` to the worker that `policy` chooses among `workers` engines."""
-    fleet = _VirtualFleet(policy, workers, engine, random.Random(seed))
+    fleet = _VirtualFleet(policy, workers, engine, random.Random(seed))  # noqa: S311 - it breaks ties
     for number, arrival in enumerate(arrivals):
         fleet.arrive(number, arrival, arrival.at / speed)
     fleet.run_out()
@@ -93,7 +93,12 @@ class _VirtualFleet:
         self._fleet = FleetState(
             [
                 Worker(
-                    WorkerId(str(i)), "virtual", 1, config.block_size, configured_models=(_MODEL,), prefill=PrefillQueue(rate)
+                    WorkerId(str(i)),
+                    "virtual",
+                    1,
+                    config.block_size,
+                    configured_models=(_MODEL,),
+                    prefill=PrefillQueue(rate),
                 )
                 for i in range(workers)
             ],
@@ -155,7 +160,9 @@ class _VirtualFleet:
 def prompt_ids(arrival: Arrival) -> TokenIds:
     """Token ids of an arrival's prompt: the same block id gives the same tokens, another id other ones."""
     size = arrival.block_tokens
-    blocks = [struct.pack("<II", block, 0) + struct.pack(f"<{size - 2}I", *range(size - 2)) for block in arrival.block_ids]
+    blocks = [
+        struct.pack("<II", block, 0) + struct.pack(f"<{size - 2}I", *range(size - 2)) for block in arrival.block_ids
+    ]
     return TokenIds(b"".join(blocks)[: 4 * arrival.input_tokens])
 
 
@@ -172,5 +179,3 @@ def _told(event: PoolEvent, block_size: int) -> KvEvent:
     ids = block_ids(owner, start, start + len(hashes) * block_size * 4)
     parent = None if event.parent is None else EngineHash(event.parent)
     return BlockStored(hashes, parent, ids, block_size)
-
-

@@ -62,7 +62,7 @@ def best(work: Callable[[], object]) -> float:
 
 
 def row(name: str, value: float, unit: str) -> None:
-    print(f"{name:<58}{value:>10,.1f} {unit}")  # noqa: T201  # a bench prints
+    print(f"{name:<58}{value:>10,.1f} {unit}")  # a bench prints
 
 
 def decoding() -> None:
@@ -70,7 +70,7 @@ def decoding() -> None:
     batch = EventBatch(0.0, (prompt(PROMPT_BLOCKS),))
     for encoding in (Encoding.ARRAY, Encoding.MAP):
         payload = encode_batch(batch, encoding)
-        row(f"decode, {encoding.value}", best(lambda: decode_batch(payload)) / PROMPT_BLOCKS, "ns/block")  # noqa: B023
+        row(f"decode, {encoding.value}", best(lambda: decode_batch(payload)) / PROMPT_BLOCKS, "ns/block")  # noqa: B023 - called within the same turn of the loop
 
 
 def writing(n_blocks: int) -> None:
@@ -116,7 +116,7 @@ def matching(n_blocks: int) -> None:
                 kept = length - at * length // 128
                 index.apply(worker, BlockStored(event.block_hashes[:kept], None, event.token_ids, BLOCK_SIZE))
             hashes = extend_chain(root_hash(ChainKey("m")), event.token_ids, BLOCK_SIZE)
-            taken = best(lambda: index.match(hashes))  # noqa: B023
+            taken = best(lambda: index.match(hashes))  # noqa: B023 - called within the same turn of the loop
             row(
                 f"match {length:,} blocks held by {n_holders}",
                 taken / length,
@@ -136,10 +136,7 @@ def memory(n_blocks: int) -> None:
             event = prompt(PROMPT_BLOCKS)
             for holder in range(n_holders):
                 hashes = tuple([EngineHash(value ^ holder) for value in event.block_hashes])
-                index.apply(
-                    workers[(at + holder) % 8], BlockStored(hashes, None, event.token_ids, BLOCK_SIZE)
-                )
-        del event, hashes
+                index.apply(workers[(at + holder) % 8], BlockStored(hashes, None, event.token_ids, BLOCK_SIZE))
         used, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         row(f"memory, each block held by {n_holders}", used / len(index), "bytes/(block, worker)")

@@ -38,9 +38,7 @@ def microseconds(run: Callable[[], object], *, rounds: int = 200) -> float:
 def prompt(tokenizer: Tokenizer, n_tokens: int) -> str:
     """A chat prompt of about `n_tokens`: turns of dialogue with their markers."""
     text = "".join(
-        f"<|im_start|>{m['role']}\n{m.get('content')}<|im_end|>\n"
-        for body in dialogues()
-        for m in body["messages"]
+        f"<|im_start|>{m['role']}\n{m.get('content')}<|im_end|>\n" for body in dialogues() for m in body["messages"]
     )
     low, high = 0, len(text)
     while low < high:
@@ -77,11 +75,7 @@ def main() -> None:  # noqa: C901  # one row after the other
 
     def render(text: str) -> float:
         turns = [text[start : start + 600] for start in range(0, len(text), 600)]
-        body = {
-            "messages": [
-                {"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)
-            ]
-        }
+        body = {"messages": [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]}
         return microseconds(lambda: fast.render_chat(body)) if fast.chat_template else float("nan")
 
     def seen(text: str) -> float:
@@ -127,11 +121,9 @@ def main() -> None:  # noqa: C901  # one row after the other
     row("chain of hashes", chain)
 
     before = resident_mb()
-    rng = random.Random(1)  # noqa: S311
+    rng = random.Random(1)
     for _ in range(200):
-        words = [
-            "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(4, 12))) for _ in range(6_000)
-        ]
+        words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(4, 12))) for _ in range(6_000)]
         fast.encode(" ".join(words), add_special_tokens=False)
     print(f"memory grown by 11 MB of random words in {fast.backend}: {resident_mb() - before:.0f} MB")
 
