@@ -46,36 +46,36 @@ async def test_a_client_that_does_not_read_stops_the_worker_and_loses_nothing(fr
         else:
             turn.write(OK)
 
-    async with RawWorker(quick).running() as worker:
-        async with inside(plane([worker.url], limits=f"buffer_bytes: {LIMIT >> 10}KiB")) as gateway:
-            async with client_of(gateway, rcvbuf=65_536) as client:
-                client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's own type lacks it
-                client.post()
-                await eventually(lambda: gateway.server.connections)
-                connection = next(iter(gateway.server.connections))
-                await eventually(lambda: connection.paused)
-                before = -1
-                while before != sent:  # until the worker's send blocks
-                    before = sent
-                    await asyncio.sleep(0.1)
-                assert not finished.is_set()
-                assert sent < SIZE // 2, "what the kernel's buffers hold and a little"
-                assert connection.transport.get_write_buffer_size() <= LIMIT + (256 << 10), (
-                    "one read past the limit"
-                )
+    async with (
+        RawWorker(quick).running() as worker,
+        inside(plane([worker.url], limits=f"buffer_bytes: {LIMIT >> 10}KiB")) as gateway,
+    ):
+        async with client_of(gateway, rcvbuf=65_536) as client:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's own type lacks it
+            client.post()
+            await eventually(lambda: gateway.server.connections)
+            connection = next(iter(gateway.server.connections))
+            await eventually(lambda: connection.paused)
+            before = -1
+            while before != sent:  # until the worker's send blocks
+                before = sent
+                await asyncio.sleep(0.1)
+            assert not finished.is_set()
+            assert sent < SIZE // 2, "what the kernel's buffers hold and a little"
+            assert connection.transport.get_write_buffer_size() <= LIMIT + (256 << 10), "one read past the limit"
 
-                async with client_of(gateway) as other:  # meanwhile, nobody else waits
-                    for _ in range(50):
-                        other.post(BODY + b" ")
-                        assert (await other.response()).body == b"ok"
-                assert not finished.is_set()
+            async with client_of(gateway) as other:  # meanwhile, nobody else waits
+                for _ in range(50):
+                    other.post(BODY + b" ")
+                    assert (await other.response()).body == b"ok"
+            assert not finished.is_set()
 
-                client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # the same
-                body = (await client.response(timeout=30)).body
-                assert len(body) == SIZE
-                assert hashlib.sha256(body).digest() == hashlib.sha256(block * (SIZE // len(block))).digest()
-                assert finished.is_set()
-            await eventually(lambda: gateway.active == 0)
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # the same
+            body = (await client.response(timeout=30)).body
+            assert len(body) == SIZE
+            assert hashlib.sha256(body).digest() == hashlib.sha256(block * (SIZE // len(block))).digest()
+            assert finished.is_set()
+        await eventually(lambda: gateway.active == 0)
 
 
 async def test_the_next_answer_waits_for_a_client_that_still_reads_the_last_one() -> None:
@@ -85,19 +85,19 @@ async def test_the_next_answer_waits_for_a_client_that_still_reads_the_last_one(
     async def answer(turn: Turn) -> None:
         turn.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
 
-    async with RawWorker(answer).running() as worker:
-        async with inside(plane([worker.url], limits="buffer_bytes: 16KiB")) as gateway:
-            async with client_of(gateway, rcvbuf=8_192) as client:
-                client.post()
-                client.post()
-                client.post()
-                await eventually(
-                    lambda: gateway.server.connections and next(iter(gateway.server.connections)).paused
-                )
-                for _ in range(3):
-                    assert (await client.response()).body == body
-            await eventually(lambda: not gateway.server.connections)
-            assert gateway.active == 0
+    async with (
+        RawWorker(answer).running() as worker,
+        inside(plane([worker.url], limits="buffer_bytes: 16KiB")) as gateway,
+    ):
+        async with client_of(gateway, rcvbuf=8_192) as client:
+            client.post()
+            client.post()
+            client.post()
+            await eventually(lambda: gateway.server.connections and next(iter(gateway.server.connections)).paused)
+            for _ in range(3):
+                assert (await client.response()).body == body
+        await eventually(lambda: not gateway.server.connections)
+        assert gateway.active == 0
 
 
 async def test_a_large_request_body_to_a_worker_that_reads_slowly() -> None:

@@ -37,7 +37,7 @@ def test_workers_by_model_in_the_order_of_the_configuration() -> None:
 def test_models_are_learnt_and_configured_names_win() -> None:
     told, fixed = worker("a"), worker("b", "m")
     fleet = fleet_of(told, fixed)
-    assert fleet.models == ("m",)
+    assert list(fleet.models) == ["m"]
     cards: list[dict[str, object]] = [
         {"id": "m", "max_model_len": 4_096},
         {"id": 5},
@@ -46,7 +46,7 @@ def test_models_are_learnt_and_configured_names_win() -> None:
     ]
     fleet.learn_models(told, cards)
     fleet.learn_models(fixed, [{"id": "other"}])
-    assert fleet.models == ("m", "lora")
+    assert list(fleet.models) == ["m", "lora"]
     assert names(fleet.serving("m")) == ["a", "b"]
     assert names(fleet.serving("lora")) == ["a"]
     assert fleet.serving("other") == ()

@@ -1,4 +1,4 @@
-"""Request bodies on a JSON route: what is not JSON is told so and goes nowhere; what is JSON is never called malformed."""
+"""Bodies on a JSON route: what is not JSON is told so and goes nowhere; what is JSON is never called malformed."""
 
 from __future__ import annotations
 
@@ -98,9 +98,7 @@ def _accepted(status: int, body: bytes, value: object, *, sent: bool) -> None:
         (b"[" * 500 + b"]" * 500, "an array"),
     ],
 )
-async def test_a_body_that_is_not_an_object(
-    gateway: Inside, worker: RawWorker, body: bytes, got: str
-) -> None:
+async def test_a_body_that_is_not_an_object(gateway: Inside, worker: RawWorker, body: bytes, got: str) -> None:
     response = await ask(gateway, post(body))
     assert response.status == 400
     assert response.error["message"] == f"The request body must be a JSON object, not {got}."
@@ -144,14 +142,43 @@ async def test_models(gateway: Inside, worker: RawWorker) -> None:
 
 
 SHAPES: tuple[object, ...] = (
-    None, True, 0, -1, 1.5, 10**30, "", "x", "\u0000", [], {}, [None], [True], [[]], [{}], [1, -1], [1.5], [2**32], [2**64 - 1],
-    ["a", 1], [[1, 2], [3]], [{"role": 1, "content": 2}], [{"role": "user"}], [{"role": "user", "content": None}],
-    [{"role": "user", "content": {}}], [{"role": "user", "content": [None]}], [{"role": "user", "content": [{"type": "text"}]}],
-    [{"role": "user", "content": [{"type": 1, "text": 2}]}], [{"role": "user", "content": [{"type": "image_url", "image_url": 5}]}],
-    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": None}}]}], [{"content": "x"}], [["user", "x"]],
-    [{"role": "tool", "content": "x"}], [{"role": "assistant", "tool_calls": 5}],
-    [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], {"role": "user", "content": "x"},
-)  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    10**30,
+    "",
+    "x",
+    "\u0000",
+    [],
+    {},
+    [None],
+    [True],
+    [[]],
+    [{}],
+    [1, -1],
+    [1.5],
+    [2**32],
+    [2**64 - 1],
+    ["a", 1],
+    [[1, 2], [3]],
+    [{"role": 1, "content": 2}],
+    [{"role": "user"}],
+    [{"role": "user", "content": None}],
+    [{"role": "user", "content": {}}],
+    [{"role": "user", "content": [None]}],
+    [{"role": "user", "content": [{"type": "text"}]}],
+    [{"role": "user", "content": [{"type": 1, "text": 2}]}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": 5}]}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": None}}]}],
+    [{"content": "x"}],
+    [["user", "x"]],
+    [{"role": "tool", "content": "x"}],
+    [{"role": "assistant", "tool_calls": 5}],
+    [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
+    {"role": "user", "content": "x"},
+)
 
 
 @pytest.mark.parametrize(

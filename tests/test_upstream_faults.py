@@ -32,9 +32,7 @@ from tests.data_plane_fixtures import (
 )
 from tests.gateway_fixtures import eventually
 
-QUICK = (
-    "connect_timeout: 0.3s, first_byte_timeout: 0.4s, idle_timeout: 0.4s, cooldown: 60s, cooldown_max: 60s"
-)
+QUICK = "connect_timeout: 0.3s, first_byte_timeout: 0.4s, idle_timeout: 0.4s, cooldown: 60s, cooldown_max: 60s"
 TURNS = "routing: {policy: round_robin}"  # so that the first candidate is w0
 
 
@@ -95,15 +93,18 @@ async def truncated(client: Client) -> bytes:
 
 @pytest.mark.parametrize("answer", [reset, close], ids=["reset", "closed"])
 async def test_a_worker_that_breaks_off_before_its_first_byte(answer: Answer) -> None:
-    async with RawWorker(answer).running() as bad, RawWorker().running() as good:
-        async with inside(plane([bad.url, good.url], upstream=QUICK, extra=TURNS)) as gateway:
+    async with (
+        RawWorker(answer).running() as bad,
+        RawWorker().running() as good,
+        inside(plane([bad.url, good.url], upstream=QUICK, extra=TURNS)) as gateway,
+    ):
+        assert (await ask(gateway)).body == b"ok"
+        assert (len(bad.requests), len(good.requests)) == (1, 1)
+        assert bad.requests[0] == (bad.requests[0][0], BODY)
+        assert [worker.active for worker in gateway.fleet.workers] == [0, 0]
+        for _ in range(4):  # it rests now
             assert (await ask(gateway)).body == b"ok"
-            assert (len(bad.requests), len(good.requests)) == (1, 1)
-            assert bad.requests[0] == (bad.requests[0][0], BODY)
-            assert [worker.active for worker in gateway.fleet.workers] == [0, 0]
-            for _ in range(4):  # it rests now
-                assert (await ask(gateway)).body == b"ok"
-            assert len(bad.requests) == 1
+        assert len(bad.requests) == 1
 
 
 async def test_a_worker_that_refuses_or_does_not_answer_the_connection(good: RawWorker) -> None:
@@ -124,10 +125,13 @@ async def test_the_body_is_sent_again_whole() -> None:
     async def half(turn: Turn) -> None:
         turn.reset()
 
-    async with RawWorker(half).running() as bad, RawWorker().running() as good:
-        async with inside(plane([bad.url, good.url], upstream=QUICK, extra=TURNS)) as gateway:
-            assert (await ask(gateway, post(body))).body == b"ok"
-            assert good.requests[0][1] == body
+    async with (
+        RawWorker(half).running() as bad,
+        RawWorker().running() as good,
+        inside(plane([bad.url, good.url], upstream=QUICK, extra=TURNS)) as gateway,
+    ):
+        assert (await ask(gateway, post(body))).body == b"ok"
+        assert good.requests[0][1] == body
 
 
 async def test_all_refuse() -> None:
@@ -161,15 +165,16 @@ async def test_a_stale_pooled_connection_says_nothing_about_the_worker() -> None
         else:
             turn.write(OK)
 
-    async with RawWorker(answer).running() as worker, RawWorker().running() as other:
-        async with inside(plane([worker.url, other.url], upstream=QUICK, extra=TURNS)) as gateway:
-            for _ in range(
-                3
-            ):  # w0, w1, w0: the third is on the used connection, and is sent again to the same worker
-                assert (await ask(gateway)).body == b"ok"
-            assert (len(worker.requests), len(other.requests)) == (3, 1)
-            assert worker.connections == 2
-            assert gateway.fleet.workers[0].failures == 0
+    async with (
+        RawWorker(answer).running() as worker,
+        RawWorker().running() as other,
+        inside(plane([worker.url, other.url], upstream=QUICK, extra=TURNS)) as gateway,
+    ):
+        for _ in range(3):  # w0, w1, w0: the third is on the used connection, and is sent again to the same worker
+            assert (await ask(gateway)).body == b"ok"
+        assert (len(worker.requests), len(other.requests)) == (3, 1)
+        assert worker.connections == 2
+        assert gateway.fleet.workers[0].failures == 0
 
 
 async def test_a_connection_the_worker_closed_while_idle_is_not_used() -> None:
@@ -211,10 +216,13 @@ async def test_nobody_else_is_tried_once_the_answer_has_begun() -> None:
         says(b"nonsense\r\n\r\n"),
         says(b"HTTP/1.1 100 Continue\r\n\r\n", close=True),
     ):
-        async with RawWorker(answer).running() as bad, RawWorker().running() as good:
-            async with inside(plane([bad.url, good.url], upstream=QUICK, extra=TURNS)) as gateway:
-                await told(gateway, 502)
-                assert good.requests == []
+        async with (
+            RawWorker(answer).running() as bad,
+            RawWorker().running() as good,
+            inside(plane([bad.url, good.url], upstream=QUICK, extra=TURNS)) as gateway,
+        ):
+            await told(gateway, 502)
+            assert good.requests == []
 
 
 # Answers that are not HTTP
@@ -251,7 +259,8 @@ async def test_malformed_answers(raw: bytes) -> None:
 
 
 async def test_a_head_in_many_reads() -> None:
-    raw = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 201 Made it\r\nX: y\r\nContent-Length: 3\r\n\r\nabc"
+    raw = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
+    raw += b"HTTP/1.1 201 Made it\r\nX: y\r\nContent-Length: 3\r\n\r\nabc"
     async with in_front_of(says(*(raw[at : at + 1] for at in range(len(raw))))) as (gateway, _):
         for _ in range(2):
             response = await ask(gateway)
@@ -322,9 +331,7 @@ async def test_chunks_come_as_they_were_cut() -> None:
     ],
 )
 @pytest.mark.parametrize("how", ["closed", "reset", "stalled"])
-async def test_a_truncated_answer_never_looks_complete(
-    pieces: tuple[bytes, ...], how: str, version: bytes
-) -> None:
+async def test_a_truncated_answer_never_looks_complete(pieces: tuple[bytes, ...], how: str, version: bytes) -> None:
     async def answer(turn: Turn) -> None:
         await says(*pieces, pause=0.02)(turn)
         if how == "stalled":
@@ -436,9 +443,7 @@ async def test_an_answer_while_the_request_is_still_being_written() -> None:
 
     done = asyncio.Event()
     server = await asyncio.start_server(accepted, "127.0.0.1", 0, limit=4_096)
-    async with inside(
-        plane([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"], upstream=QUICK)
-    ) as gateway:
+    async with inside(plane([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"], upstream=QUICK)) as gateway:
         response = await ask(gateway, post(BODY + b" " * 20_000_000))
         assert (response.status, response.body) == (413, b"big")
         await eventually(lambda: gateway.upstreams == 0)
@@ -494,7 +499,9 @@ async def test_nothing_leaks_over_many_kinds_of_ends(silent: Blackhole) -> None:
             turn.write(OK)
 
     async with RawWorker(fickle).running() as one, RawWorker(fickle).running() as two:
-        upstream = "connect_timeout: 0.3s, first_byte_timeout: 0.5s, idle_timeout: 0.5s, cooldown: 0.01s, cooldown_max: 0.01s"
+        upstream = (
+            "connect_timeout: 0.3s, first_byte_timeout: 0.5s, idle_timeout: 0.5s, cooldown: 0.01s, cooldown_max: 0.01s"
+        )
         config = plane([one.url, two.url, silent.url, refusing_url()], upstream=upstream, extra=TURNS)
         async with inside(config) as gateway:
             silent.open()
