@@ -104,9 +104,7 @@ class Turn:
 
     def reset(self) -> None:
         """Close with a reset."""
-        self.writer.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def close(self) -> None:
@@ -167,9 +165,7 @@ class RawWorker:
             assert task is not None
             tasks.add(task)
             try:
-                with contextlib.suppress(
-                    ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
-                ):
+                with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                     await self._serve(reader, writer)
             finally:
                 writer.close()
@@ -323,9 +319,7 @@ class Client:
 
     def reset(self) -> None:
         """Leave with a reset."""
-        self.writer.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
 

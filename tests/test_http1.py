@@ -49,9 +49,7 @@ class Body:
 
 
 def request(*fields: bytes, line: bytes = b"POST /v1/x HTTP/1.1", host: bool = True) -> RequestHead:
-    return parse_request_head(
-        b"\r\n".join([line, *([b"Host: h"] if host else []), *fields, b"", b""]), Body()
-    )[0]
+    return parse_request_head(b"\r\n".join([line, *([b"Host: h"] if host else []), *fields, b"", b""]), Body())[0]
 
 
 def response(*fields: bytes, line: bytes = b"HTTP/1.1 200 OK") -> ResponseHead:
@@ -67,9 +65,7 @@ def refused(*fields: bytes, line: bytes = b"POST /v1/x HTTP/1.1", host: bool = T
 # What ends at this hop, and what goes on
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in HOP_BY_HOP if name not in ("connection", "transfer-encoding")]
-)
+@pytest.mark.parametrize("name", [name for name in HOP_BY_HOP if name not in ("connection", "transfer-encoding")])
 def test_hop_by_hop_fields_end_here(name: str) -> None:
     for spelled in (name, name.upper(), name.title()):
         field = spelled.encode() + b": something"
@@ -124,9 +120,9 @@ _NAMES = st.from_regex(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,20}", fullmatch=True).filt
 )
 _VALUES = st.from_regex(rb"([!-~\x80-\xff]([ \t!-~\x80-\xff]{0,30}[!-~\x80-\xff])?)?", fullmatch=True)
 _LINES = st.tuples(_NAMES, _VALUES).map(lambda pair: pair[0].encode() + b": " + pair[1])
-_HOP_LINES = st.sampled_from(
-    [name for name in HOP_BY_HOP if name not in ("connection", "transfer-encoding")]
-).map(lambda name: name.encode() + b": x")
+_HOP_LINES = st.sampled_from([name for name in HOP_BY_HOP if name not in ("connection", "transfer-encoding")]).map(
+    lambda name: name.encode() + b": x"
+)
 
 
 @given(
@@ -187,9 +183,7 @@ def test_targets(target: bytes, path: bytes, query: bytes) -> None:
     assert (head.path, head.query) == (path, query)
 
 
-@pytest.mark.parametrize(
-    "target", [b"*", b"http://host", b"http://host?q", b"/a#b", b"host:443", b"ftp://h/x", b"v1"]
-)
+@pytest.mark.parametrize("target", [b"*", b"http://host", b"http://host?q", b"/a#b", b"host:443", b"ftp://h/x", b"v1"])
 def test_targets_that_are_refused(target: bytes) -> None:
     assert refused(line=b"GET %b HTTP/1.1" % target) == 400
 
@@ -404,9 +398,7 @@ def test_transfer_codings() -> None:
 
 
 def test_an_offer_to_switch_protocols_is_ignored() -> None:
-    head = request(
-        b"Upgrade: h2c", b"Connection: Upgrade, HTTP2-Settings", b"HTTP2-Settings: AAMAAABk", b"A: 1"
-    )
+    head = request(b"Upgrade: h2c", b"Connection: Upgrade, HTTP2-Settings", b"HTTP2-Settings: AAMAAABk", b"A: 1")
     assert head.fields == b"\r\nA: 1"
     assert head.keep_alive
     raw = b"POST /x HTTP/1.1\r\nHost: h\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -527,9 +519,7 @@ def test_the_memory_is_bounded() -> None:
         reader.read(b"POST /%d HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n" % i, Body())
         assert len(reader._known) <= _REMEMBERED
     reader = HeadReader(parse_request_head)
-    reader.read(
-        b"POST /x HTTP/1.1\r\nHost: h\r\nX: " + b"x" * _LONGEST + b"\r\nContent-Length: 5\r\n\r\n", Body()
-    )
+    reader.read(b"POST /x HTTP/1.1\r\nHost: h\r\nX: " + b"x" * _LONGEST + b"\r\nContent-Length: 5\r\n\r\n", Body())
     assert not reader._known
 
 
@@ -542,9 +532,7 @@ def test_nothing_malformed_is_remembered() -> None:
     assert not reader._known
 
 
-@given(
-    st.lists(_LINES, max_size=5), st.integers(0, 5), st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1)
-)
+@given(st.lists(_LINES, max_size=5), st.integers(0, 5), st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1))
 def test_a_remembered_head_equals_a_parsed_one(lines: list[bytes], at: int, one: int, two: int) -> None:
     reader = HeadReader(parse_request_head)
 

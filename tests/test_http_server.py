@@ -82,9 +82,7 @@ async def closes(client: Client) -> None:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
     ],
 )
-async def test_a_refusal_is_told_and_closes(
-    gateway: Inside, worker: RawWorker, raw: bytes, status: int
-) -> None:
+async def test_a_refusal_is_told_and_closes(gateway: Inside, worker: RawWorker, raw: bytes, status: int) -> None:
     async with client_of(gateway) as client:
         client.write(raw)
         response = await client.response()
@@ -184,9 +182,7 @@ async def test_a_head_that_trickles_does_not_push_its_deadline_off(impatient: In
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 1000", b"Transfer-Encoding: chunked"])
-async def test_a_body_that_does_not_arrive_in_time(
-    impatient: Inside, worker: RawWorker, framing: bytes
-) -> None:
+async def test_a_body_that_does_not_arrive_in_time(impatient: Inside, worker: RawWorker, framing: bytes) -> None:
     async with client_of(impatient) as client:
         client.write(HEAD + framing + b"\r\n\r\n3e8\r\nxx")
         response = await client.response()
@@ -241,9 +237,7 @@ async def test_a_client_that_never_reads_is_let_go(worker: RawWorker) -> None:
         turn.write(b"HTTP/1.1 200 OK\r\ncontent-length: 8000000\r\n\r\n" + b"x" * 8_000_000)
 
     worker.answer = big
-    config = plane(
-        [worker.url], limits="idle_timeout: 0.3s, buffer_bytes: 32MiB", upstream="idle_timeout: 0.5s"
-    )
+    config = plane([worker.url], limits="idle_timeout: 0.3s, buffer_bytes: 32MiB", upstream="idle_timeout: 0.5s")
     async with inside(config) as gateway:
         for fields in ((), (b"Connection: close",)):
             async with client_of(gateway, rcvbuf=4_096) as client:
@@ -337,12 +331,8 @@ async def test_nothing_is_smuggled(gateway: Inside, worker: RawWorker, name: str
     assert (await ask(gateway)).status == 200
 
 
-@pytest.mark.parametrize(
-    "fields", [b"Content-Length: 300 ", b"Content-Length: 300\t", b"content-length:\t 300 \t"]
-)
-async def test_a_length_with_white_space_is_a_length(
-    gateway: Inside, worker: RawWorker, fields: bytes
-) -> None:
+@pytest.mark.parametrize("fields", [b"Content-Length: 300 ", b"Content-Length: 300\t", b"content-length:\t 300 \t"])
+async def test_a_length_with_white_space_is_a_length(gateway: Inside, worker: RawWorker, fields: bytes) -> None:
     body = EVIL + b" " * (300 - len(EVIL))
     response = await ask(gateway, HEAD + fields + b"\r\n\r\n" + body)
     assert response.error["code"] == "invalid_json"
@@ -379,9 +369,7 @@ async def test_the_request_id_goes_both_ways(gateway: Inside, worker: RawWorker)
     response = await ask(gateway, post(BODY, b"X-Request-ID: mine-1"))
     assert response.fields == {"x-a": "2", "x-request-id": "mine-1", "content-length": "0"}
     assert b"\r\nx-request-id: mine-1\r\n" in worker.requests[0][0]
-    ids = {
-        (await ask(gateway, post(BODY, b"X-Request-ID: not one"))).fields["x-request-id"] for _ in range(3)
-    }
+    ids = {(await ask(gateway, post(BODY, b"X-Request-ID: not one"))).fields["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
 
 
@@ -545,11 +533,7 @@ async def test_requests_cut_anywhere_equal_whole_ones(gateway: Inside, worker: R
     for body in BODIES * 2:
         pieces = cut(body, rng)
         trailer = b"Checksum: 1\r\n" if rng.random() < 0.5 else b""
-        extended = (
-            chunked(pieces, trailer=trailer).replace(b"\r\n0\r\n", b"\r\n0;last\r\n", 1)
-            if seed == 3
-            else None
-        )
+        extended = chunked(pieces, trailer=trailer).replace(b"\r\n0\r\n", b"\r\n0;last\r\n", 1) if seed == 3 else None
         raw += (
             post(body)
             if rng.random() < 0.4
@@ -591,9 +575,7 @@ async def test_a_chunked_body_with_an_offer_to_switch_protocols(gateway: Inside,
     assert len(worker.requests) == 2
 
 
-async def test_many_small_chunks_do_not_weigh_more_than_their_bytes(
-    gateway: Inside, worker: RawWorker
-) -> None:
+async def test_many_small_chunks_do_not_weigh_more_than_their_bytes(gateway: Inside, worker: RawWorker) -> None:
     body = BODY + b" " * 8_000
     assert (await ask(gateway, chunked([body[at : at + 2] for at in range(0, len(body), 2)]))).body == body
 

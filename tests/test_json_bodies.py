@@ -92,9 +92,7 @@ def _accepted(status: int, body: bytes, value: object, *, sent: bool) -> None:
         (b"[" * 500 + b"]" * 500, "an array"),
     ],
 )
-async def test_a_body_that_is_not_an_object(
-    gateway: Inside, worker: RawWorker, body: bytes, got: str
-) -> None:
+async def test_a_body_that_is_not_an_object(gateway: Inside, worker: RawWorker, body: bytes, got: str) -> None:
     response = await ask(gateway, post(body))
     assert response.status == 400
     assert response.error["message"] == f"The request body must be a JSON object, not {got}."
