@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -220,20 +220,30 @@ def refusing_url() -> str:
     return f"http://127.0.0.1:{free_port()}"
 
 
-@contextlib.asynccontextmanager
-async def blackhole() -> AsyncIterator[str]:
-    """The URL of a worker that neither accepts nor refuses: a listener whose backlog is full."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
+class Blackhole:
+    """A worker that at first refuses connections, so that the probe is soon done with it, and from `open` on neither
+    accepts nor refuses them: a listener whose backlog is full."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._listener = stack.enter_context(socket.socket())
+        self._listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def open(self) -> None:
+        self._listener.listen(0)
         for _ in range(4):
-            filler = stack.enter_context(socket.socket())
+            filler = self._stack.enter_context(socket.socket())
             filler.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                filler.connect(listener.getsockname())
-        await asyncio.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+                filler.connect(self._listener.getsockname())
+
+
+@contextlib.contextmanager
+def blackhole() -> Iterator[Blackhole]:
+    """A worker that does not answer to connections."""
+    with contextlib.ExitStack() as stack:
+        yield Blackhole(stack)
 
 
 # Clients
@@ -297,14 +307,18 @@ class Client:
         fields = fields_of(head[:-4])
         body = b""
         if fields.get("transfer-encoding") == "chunked":
+            chunks = []
             assert "content-length" not in fields
             while True:
-                size = int(await self.reader.readuntil(b"\r\n"), 16)
+                size = int((await self.reader.readuntil(b"\r\n")).partition(b";")[0], 16)
+                if not size:
+                    while await self.reader.readuntil(b"\r\n") != b"\r\n":
+                        pass  # a trailer
+                    break
                 chunk = await self.reader.readexactly(size + 2)
                 assert chunk.endswith(b"\r\n")
-                body += chunk[:-2]
-                if not size:
-                    break
+                chunks.append(chunk[:-2])
+            body = b"".join(chunks)
         elif "content-length" in fields and status != 304:
             body = await self.reader.readexactly(int(fields["content-length"]))
         elif status >= 200 and status not in (204, 304):

@@ -35,13 +35,19 @@ async def worker() -> AsyncIterator[RawWorker]:
 
 @pytest.fixture
 async def gateway(worker: RawWorker) -> AsyncIterator[Inside]:
+    async with inside(plane([worker.url])) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def reading(worker: RawWorker) -> AsyncIterator[Inside]:
     models = "models: [{name: m, tokenizer: embedded}]"  # so that whatever is JSON is read for its prompt too
     async with inside(plane([worker.url], extra=models)) as gateway:
         yield gateway
 
 
-async def test_the_corpus(gateway: Inside, worker: RawWorker) -> None:
-    files = corpus()
+async def test_the_corpus(reading: Inside, worker: RawWorker) -> None:
+    gateway, files = reading, corpus()
     assert {name[:2] for name in files} == {"y_", "n_", "i_"}
     assert len(files) == 318
     for route in ROUTES:
@@ -165,10 +171,10 @@ SHAPES: tuple[object, ...] = (
     ],
 )
 async def test_fields_of_any_shape_are_the_workers_to_judge(
-    gateway: Inside, worker: RawWorker, route: bytes, field: str
+    reading: Inside, worker: RawWorker, route: bytes, field: str
 ) -> None:
     """However odd a field is, the gateway neither fails on it nor changes it: the body goes on as it came."""
-    async with client_of(gateway) as client:
+    async with client_of(reading) as client:
         for shape in SHAPES:
             request = {
                 "model": "m",
@@ -183,7 +189,7 @@ async def test_fields_of_any_shape_are_the_workers_to_judge(
             assert worker.requests[-1][1] == body
 
 
-async def test_large_and_deep_bodies(gateway: Inside, worker: RawWorker) -> None:
+async def test_large_and_deep_bodies(reading: Inside, worker: RawWorker) -> None:
     for value in (
         b"[" * 1_000 + b"]" * 1_000,
         b'{"a":' * 900 + b"1" + b"}" * 900,
@@ -191,13 +197,13 @@ async def test_large_and_deep_bodies(gateway: Inside, worker: RawWorker) -> None
         b"9" * 100_000,
     ):
         body = b'{"model": "m", "messages": %b}' % value
-        response = await ask(gateway, post(body))
+        response = await ask(reading, post(body))
         assert response.status in (200, 400), response
         assert (response.status == 200) is (bool(worker.requests) and worker.requests[-1][1] == body)
     for bomb in (b"[" * 100_000, b'{"a":' * 100_000, b'[{"":' * 50_000):
-        response = await ask(gateway, post(b'{"model": "m", "messages": ' + bomb))
+        response = await ask(reading, post(b'{"model": "m", "messages": ' + bomb))
         assert response.error["code"] == "invalid_json"
-    assert (await ask(gateway, post(BODY))).status == 200
+    assert (await ask(reading, post(BODY))).status == 200
 
 
 async def test_an_empty_body_is_told_so(gateway: Inside) -> None:
