@@ -43,11 +43,14 @@ class Worker:
     failures: int = 0
     resting_until: float = 0.0
     authority: bytes = b""
+    name_only: WorkerView = field(init=False)
+    """The view for policies that look at nothing but which workers there are."""
 
     def __post_init__(self) -> None:
         """Render once what every request to it needs."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         self.authority = f"{host}:{self.port}".encode()
+        self.name_only = WorkerView(self.id, 0, 0.0, None)
 
     @property
     def models(self) -> tuple[str, ...]:

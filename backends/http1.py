@@ -53,8 +53,6 @@ class HttpError(Exception):
         self.message = message
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class RequestHead:
     """A client's request head but for the length of its body. `fields` are the end-to-end lines, each led by CRLF."""
@@ -106,7 +104,8 @@ class HeadReader(Generic[Head]):
 
     def read(self, raw: bytes, listener: object) -> tuple[Head, int | None, HttpParser | None]:
         """The head, its Content-Length if it has one, and for a chunked body the parser that takes it to its end,
-        which calls `listener` (`on_body`, `on_message_begin`, `on_message_complete`). Raises HttpError."""
+        which calls `listener` (`on_body`, `on_message_begin`, `on_message_complete`). Raises HttpError.
+        """
         found = _CONTENT_LENGTH(raw)
         if found is None:
             head, parser = self._parse(raw, listener)
@@ -226,7 +225,8 @@ def parse_response_head(raw: bytes, listener: object) -> tuple[ResponseHead, Htt
 
 def _says(named: dict[bytes, list[bytes]], wanted: bytes) -> bool:
     """Whether a `Connection` field has this option. llhttp cannot be asked: it forgets with the message's end, which
-    for a head without a body has come already."""
+    for a head without a body has come already.
+    """
     return any(
         option.strip().lower() == wanted for value in named.get(b"connection", ()) for option in value.split(b",")
     )

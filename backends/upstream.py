@@ -54,6 +54,15 @@ class _State(Enum):
     CLOSED = auto()
 
 
+# An enum's member costs more to look up by its class than these do.
+_CHUNKED: Final = _State.CHUNKED
+_CLOSED: Final = _State.CLOSED
+_HEAD: Final = _State.HEAD
+_IDLE: Final = _State.IDLE
+_LENGTH: Final = _State.LENGTH
+_STREAM: Final = _State.STREAM
+
+
 class _BareBody:
     """Listens to llhttp and hands on the body without its chunk framing, up to the body's end."""
 
@@ -84,7 +93,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __init__(self, pool: UpstreamPool) -> None:
         self._pool = pool
-        self._state = _State.IDLE
+        self._state = _IDLE
         self._sink: ResponseSink | None = None
         self._parser: HttpParser | None = None
         self._head = b""
@@ -102,11 +111,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def send(self, request: bytes, sink: ResponseSink) -> None:
         """Write one request; its answer goes to `sink`."""
-        if self._state is _State.CLOSED:  # lost between its opening and now
+        if self._state is _CLOSED:  # lost between its opening and now
             sink.response_fault(UpstreamFault.RESET, "end of stream")
             return
         self._sink = sink
-        self._state = _State.HEAD
+        self._state = _HEAD
         self.started = False
         self.uses += 1
         self.transport.write(request)
@@ -144,11 +153,11 @@ class UpstreamConnection(asyncio.Protocol):
             self._close()  # nobody asked: whatever this is, it must not be taken for the next answer
             return
         state = self._state
-        if state is _State.CHUNKED:
+        if state is _CHUNKED:
             self._chunked(sink, data)
-        elif state is _State.LENGTH:
+        elif state is _LENGTH:
             self._counted(sink, data)
-        elif state is _State.HEAD:
+        elif state is _HEAD:
             self.started = True
             self._take_head(sink, data)
         else:
@@ -160,14 +169,14 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._pool.closed(self)
         sink, state = self._sink, self._state
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self._sink = None
         self._parser = None
         if sink is None:
             return
-        if state is _State.STREAM and error is None:
+        if state is _STREAM and error is None:
             sink.response_end()
-        elif state is _State.HEAD and not self.started:
+        elif state is _HEAD and not self.started:
             sink.response_fault(UpstreamFault.RESET, str(error or "end of stream"))
         else:
             sink.response_fault(UpstreamFault.TRUNCATED, str(error or "end of stream"))
@@ -211,7 +220,7 @@ class UpstreamConnection(asyncio.Protocol):
             data = body  # an interim answer ends here: this gateway has promised its client none
         self._keep = head.keep_alive
         if head.chunked:
-            self._state = _State.CHUNKED
+            self._state = _CHUNKED
             self._parser = parser
             if sink.unchunk:
                 sink.response_head(head, None, b"")
@@ -230,10 +239,10 @@ class UpstreamConnection(asyncio.Protocol):
             sink.response_head(head, length, b"")
             self._end(sink)
         elif length is None:
-            self._state = _State.STREAM
+            self._state = _STREAM
             sink.response_head(head, length, body)
         else:
-            self._state = _State.LENGTH
+            self._state = _LENGTH
             left = self._left = length - len(body)
             if left < 0:
                 body = body[:left]
@@ -287,7 +296,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _end(self, sink: ResponseSink) -> None:
         self._sink = None
         self._parser = None
-        self._state = _State.IDLE
+        self._state = _IDLE
         self.resume()
         if self._keep and not self.transport.get_write_buffer_size():
             self._pool.put(self)
@@ -302,7 +311,7 @@ class UpstreamConnection(asyncio.Protocol):
             sink.response_fault(fault, detail)
 
     def _close(self) -> None:
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self._parser = None
         self.transport.abort()
 

@@ -8,9 +8,8 @@ chosen collision can cost is one request sent to a worker without its KV.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import iter_unpack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -25,8 +24,7 @@ TOKEN_BYTES = 4
 _DOMAIN = b"prefixgate block chain v1"
 
 
-@dataclass(frozen=True, slots=True)
-class ChainKey:
+class ChainKey(NamedTuple):
     """What two prompts must have in common, besides their leading tokens, to share KV."""
 
     model: str

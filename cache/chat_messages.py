@@ -81,6 +81,10 @@ def _tool(tool: object) -> dict[str, Any]:
 
 
 def _message(message: object, *, content_parts: bool) -> dict[str, Any]:
+    if type(message) is dict and len(message) == 2 and not content_parts:
+        role, content = message.get("role"), message.get("content")
+        if type(role) is str and type(content) is str:
+            return {"role": role, "content": content}  # most messages are just that
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or not isinstance(role, str):
         reason = "each of messages must be an object with a role"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct
 from sys import getsizeof
@@ -39,8 +38,7 @@ _Entry = NewType("_Entry", bytes)
 _Ascii = NewType("_Ascii", bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptBlocks:
+class PromptBlocks(NamedTuple):
     """The leading full blocks of a prompt."""
 
     hashes: Sequence[BlockHash]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_FAST_BATCH_CHARS = 16_000
 LONG_TEXT_CHARS = 2_000
 """From here on `tokenizers` encodes as a batch, which lets the GIL go (and costs 30 microseconds more)."""
 
@@ -106,6 +107,9 @@ class FastBackend:
 
     def encode_many(self, texts: Sequence[str]) -> list[TokenIds]:
         """See `TokenBackend`."""
+        if sum(map(len, texts)) < _FAST_BATCH_CHARS:
+            # The library hands a batch to its threads, which costs more than a few short texts do.
+            return [self.encode(text, add_special_tokens=False) for text in texts]
         try:
             flat: tuple[bytes, bytes] = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False)
         except BaseException as error:  # noqa: BLE001  # a Rust panic is one; others are raised again

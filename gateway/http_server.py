@@ -62,6 +62,15 @@ class _Phase(Enum):
     CLOSED = auto()
 
 
+# An enum's member costs more to look up by its class than these do.
+_BODY: Final = _Phase.BODY
+_BUSY: Final = _Phase.BUSY
+_CHUNKS: Final = _Phase.CHUNKS
+_CLOSED: Final = _Phase.CLOSED
+_DRAIN: Final = _Phase.DRAIN
+_HEAD: Final = _Phase.HEAD
+
+
 class HttpServer:
     """Accepts clients, keeps their deadlines, and hands whole requests to the pipeline."""
 
@@ -141,7 +150,7 @@ class ClientConnection(asyncio.Protocol):
         self.server = server
         self.transport: asyncio.Transport = cast("asyncio.Transport", None)
         self.exchange: Exchange | None = None
-        self._phase = _Phase.HEAD
+        self._phase = _HEAD
         self._buffer = b""  # a partial head, or what was pipelined behind the exchange
         self._head: RequestHead | None = None
         self._body: list[bytes] = []
@@ -176,20 +185,20 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
-        if phase is _Phase.BUSY:
+        if phase is _BUSY:
             self._hold(data)
-        elif phase is _Phase.DRAIN:
+        elif phase is _DRAIN:
             self._left -= len(data)
             if self._left < 0:
                 self.transport.abort()
-        elif phase is not _Phase.CLOSED:
+        elif phase is not _CLOSED:
             self._take(data)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        self._phase = _Phase.CLOSED
+        self._phase = _CLOSED
         self.server.connections.discard(self)
         self._parser = None
         self._body.clear()
@@ -207,7 +216,7 @@ class ClientConnection(asyncio.Protocol):
         self.paused = False
         if self.exchange is not None:
             self.exchange.resume()
-        elif self._phase is _Phase.HEAD:
+        elif self._phase is _HEAD:
             self._go_on()
 
     # -- httptools, for chunked bodies
@@ -224,12 +233,12 @@ class ClientConnection(asyncio.Protocol):
         """Take bytes until they are used up or an exchange is running."""
         self._taking = True
         try:
-            while data and self._phase is not _Phase.DRAIN:
-                if self._phase is _Phase.HEAD and not self.paused:
+            while data and self._phase is not _DRAIN:
+                if self._phase is _HEAD and not self.paused:
                     data = self._take_head(data)
-                elif self._phase is _Phase.BODY:
+                elif self._phase is _BODY:
                     data = self._take_body(data)
-                elif self._phase is _Phase.CHUNKS:
+                elif self._phase is _CHUNKS:
                     data = self._take_chunks(data)
                 else:  # an exchange is running, or earlier answers wait for the client to read them
                     self._hold(data)
@@ -265,7 +274,9 @@ class ClientConnection(asyncio.Protocol):
         if end < 4:
             if len(data) > limits.head_bytes:
                 raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
-            if data.count(b"\n") != data.count(b"\r\n") or data.count(b"\r") > data.count(b"\r\n") + data.endswith(b"\r"):
+            if data.count(b"\n") != data.count(b"\r\n") or data.count(b"\r") > data.count(b"\r\n") + data.endswith(
+                b"\r"
+            ):
                 raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
             self._buffer = data
             return b""
@@ -279,7 +290,7 @@ class ClientConnection(asyncio.Protocol):
         if head.chunked:
             self._parser = parser
             self._chunks = bytearray()
-            self._phase = _Phase.CHUNKS
+            self._phase = _CHUNKS
         elif not length:
             self._begin(head, b"")
             return data
@@ -290,7 +301,7 @@ class ClientConnection(asyncio.Protocol):
             return data[length:]
         else:
             self._left = length
-            self._phase = _Phase.BODY
+            self._phase = _BODY
         self._deadline = self.server.loop.time() + limits.body_timeout
         if head.expects_continue and not data:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -311,7 +322,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_chunks(self, data: bytes) -> bytes:
         """Feed llhttp so that it never reads past this request: a chunked body ends with an empty line, so the
-        bytes are fed up to each empty line in turn."""
+        bytes are fed up to each empty line in turn.
+        """
         parser = self._parser
         assert parser is not None, "set together with the CHUNKS phase"
         at = 0
@@ -341,7 +353,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _begin(self, head: RequestHead, body: bytes) -> None:
         server = self.server
-        self._phase = _Phase.BUSY
+        self._phase = _BUSY
         self._deadline = _NEVER
         self._head = None
         if head.via is not None and server.via in head.via:
@@ -357,7 +369,7 @@ class ClientConnection(asyncio.Protocol):
             return  # the client is gone
         self.exchange = None
         if exchange.cut_short:
-            self._phase = _Phase.CLOSED
+            self._phase = _CLOSED
             if exchange.until_close or self.paused:
                 self._reset()
             else:
@@ -365,7 +377,7 @@ class ClientConnection(asyncio.Protocol):
         elif not exchange.keep_alive or self.server.draining:
             self._drain()
         else:
-            self._phase = _Phase.HEAD
+            self._phase = _HEAD
             self._deadline = self.server.loop.time() + self.server.limits.idle_timeout
             self._go_on()
 
@@ -388,7 +400,7 @@ class ClientConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close unless a request has begun."""
-        if self._phase is _Phase.HEAD and not self._buffer:
+        if self._phase is _HEAD and not self._buffer:
             self.transport.close()
 
     def _expire(self, exchange: Exchange | None, now: float) -> None:
@@ -405,10 +417,10 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.abort()
             else:
                 self._deadline = now + SWEEP
-        elif self._phase is _Phase.HEAD and not self._buffer:
+        elif self._phase is _HEAD and not self._buffer:
             self.transport.close()
-        elif self._phase in (_Phase.HEAD, _Phase.BODY, _Phase.CHUNKS):
-            what = "head" if self._phase is _Phase.HEAD else "body"
+        elif self._phase in (_HEAD, _BODY, _CHUNKS):
+            what = "head" if self._phase is _HEAD else "body"
             self._refuse(ApiError(408, f"The request {what} did not arrive in time.", code="request_timeout"))
         else:
             self.transport.abort()
@@ -428,8 +440,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _drain(self) -> None:
         """Close once everything is written. What the client still sends is read and dropped for a moment, because
-        closing on unread bytes would reset the connection under the answer."""
-        self._phase = _Phase.DRAIN
+        closing on unread bytes would reset the connection under the answer.
+        """
+        self._phase = _DRAIN
         self._buffer = b""
         self._left = _DRAIN_BYTES
         self._deadline = self.server.loop.time() + _DRAIN_SECONDS

@@ -21,12 +21,14 @@ from cache.prefix_index import PrefixIndex
 from gateway.exchange import Exchange
 from gateway.openai_api import ROUTES, ApiError, Kind, read_call
 from gateway.prompts import PromptReader, PromptView, guess
-from policies.routing import Prompt, RoutingPolicy
+from policies.routing import Needs, Prompt, RoutingPolicy
 from policies.types import WorkerId
 
 log = logging.getLogger(__name__)
 
 _NOTHING_CACHED: Final[Mapping[WorkerId, int]] = {}
+_LOAD: Final = Needs.LOAD
+_PREFIXES: Final = Needs.PREFIXES
 _PROLONG_STEPS: Final = 16
 _ANY_PROMPT: Final = Prompt(0, _NOTHING_CACHED)
 
@@ -58,7 +60,7 @@ class RequestPipeline:
         self.fleet = fleet
         self._pools = pools
         self._policy = policy
-        self._uses_prefixes = policy.uses_prefixes
+        self._needs = policy.needs
         self._index = index
         self._readers = readers
         self._loop = loop
@@ -100,7 +102,7 @@ class RequestPipeline:
             call.model = self._only_model()
         elif not self.fleet.serving(call.model):
             raise self._unknown_model(call.model)
-        if self._uses_prefixes:
+        if self._needs is _PREFIXES:
             self._read_prompt(exchange)
         else:
             self._dispatch(exchange)
@@ -167,15 +169,16 @@ class RequestPipeline:
         workers = fleet.candidates(fleet.serving(call.model), exchange.tried, now)
         view = exchange.prompt
         if view is None:
-            decision = self._policy.choose(_ANY_PROMPT, [worker.load() for worker in workers], self._sample())
+            views = [worker.load() if self._needs is _LOAD else worker.name_only for worker in workers]
+            decision = self._policy.choose(_ANY_PROMPT, views, self._sample())
             lacking = None
         else:
             prompt = Prompt(view.tokens, self._cached_tokens(view) if view.blocks else _NOTHING_CACHED)
             decision = self._policy.choose(prompt, [worker.view(now) for worker in workers], self._sample())
             lacking = view.tokens - decision.cached_tokens
             exchange.cached_tokens = decision.cached_tokens
-            exchange.cached_blocks = decision.cached_tokens // workers[decision.index].block_size
-        worker = exchange.worker = workers[decision.index]
+            exchange.cached_blocks = decision.cached_tokens // workers[decision.chosen].block_size
+        worker = exchange.worker = workers[decision.chosen]
         exchange.reservation = fleet.reserve(worker, lacking, now, streams=call.streams)
         if view is not None and view.blocks:
             self._predict(exchange, view)

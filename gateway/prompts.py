@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _CHARS_PER_TOKEN: Final = 4
 """A guess for prompts nobody counts; it only has to be right to a factor."""
 _MAX_PENDING: Final = 64
-"""Tails that may wait for a thread at once; further prompts are routed by what is known of them."""
+"""Prompts whose tails may wait for a thread at once; further ones are routed by what is known of them."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class PromptReader:
         self._executor = executor
         self._inline_chars = inline_chars
         self._taste_chars = taste_chars
-        self._pending = 0
+        self._under_way: dict[object, list[tuple[PromptView, Callable[[], None]]]] = {}
         self._template_failed = False
 
     def read(self, call: Call, *, adapter: str, block_sizes: Sequence[int], longest: int | None) -> PromptView:
@@ -91,23 +91,30 @@ class PromptReader:
 
     def resolve(self, view: PromptView, done: Callable[[], None]) -> bool:
         """Tokenize the rest in a thread; `done` is called on the loop once `view` is complete (or never will be).
-        False where too many wait already, and nothing was begun.
+        False where too many wait already, and nothing was begun. A prompt that is under way is not begun twice.
         """
-        if self._pending >= _MAX_PENDING:
-            return False
-        self._pending += 1
         rest, view.rest = view.rest, []
+        prompt = tuple([(size, scan.whole_key) for size, scan in rest])
+        waiting = self._under_way.get(prompt)
+        if waiting is not None:
+            waiting.append((view, done))
+            return True
+        if len(self._under_way) >= _MAX_PENDING:
+            return False
+        self._under_way[prompt] = [(view, done)]
         encode = self.cache.encode
         future = asyncio.get_running_loop().run_in_executor(
             self._executor, lambda: [(size, scan, encode(scan)) for size, scan in rest]
         )
 
         def finish(future: asyncio.Future[list[tuple[int, PromptScan, EncodedTail]]]) -> None:
-            self._pending -= 1
+            scans: list[tuple[int, PromptScan]] = []
             if not future.cancelled() and future.exception() is None:
-                for size, scan, tail in future.result():
-                    self._take(view, size, self.cache.finish(scan, tail))
-            done()
+                scans = [(size, self.cache.finish(scan, tail)) for size, scan, tail in future.result()]
+            for waiter, call_back in self._under_way.pop(prompt):
+                for size, scan in scans:
+                    self._take(waiter, size, scan)
+                call_back()
 
         future.add_done_callback(finish)
         return True

@@ -7,7 +7,7 @@ caller drew. Costs are seconds until the first token, where a policy has costs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 
 from policies.types import WorkerId
@@ -38,20 +38,29 @@ class Prompt(NamedTuple):
     """Leading prompt tokens that a worker holds; a worker that is not named holds none."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteDecision:
-    """The worker chosen, as an index into the candidates, and each candidate's cost in seconds (if it has one)."""
+class RouteDecision(NamedTuple):
+    """The worker chosen, by its place among the candidates, and each candidate's cost in seconds (if it has one)."""
 
-    index: int
+    chosen: int
     cached_tokens: int
     costs: Sequence[float] = ()
+
+
+class Needs(Enum):
+    """What a policy looks at, so that nobody works out what it does not."""
+
+    NOTHING = auto()
+    """Which workers there are."""
+    LOAD = auto()
+    """How many requests each has."""
+    PREFIXES = auto()
+    """Tokens: what each has queued, and what it holds of the prompt."""
 
 
 class RoutingPolicy(Protocol):
     """One decision. `workers` is never empty."""
 
-    uses_prefixes: bool
-    """False where tokens cannot change the decision, so that nobody needs to count them."""
+    needs: Needs
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
         """Pick one of `workers` for `prompt`; `sample` in [0, 1) breaks ties."""
@@ -60,7 +69,7 @@ class RoutingPolicy(Protocol):
 class RoundRobin:
     """Each worker in turn."""
 
-    uses_prefixes = False
+    needs = Needs.NOTHING
 
     def __init__(self) -> None:
         self._turn = -1
@@ -75,7 +84,7 @@ class RoundRobin:
 class LeastLoaded:
     """The worker with the fewest unfinished requests."""
 
-    uses_prefixes = False
+    needs = Needs.LOAD
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
         """The one with the fewest, at random among equals."""
@@ -96,7 +105,7 @@ class PredictedCost:
       one prefix, work still evens out over a minute.
     """
 
-    uses_prefixes = True
+    needs = Needs.PREFIXES
 
     def __init__(
         self,

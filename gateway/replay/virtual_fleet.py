@@ -124,7 +124,7 @@ class _VirtualFleet:
         decision = self._policy.choose(
             Prompt(arrival.input_tokens, cached), [worker.view(now) for worker in workers], self._rng.random()
         )
-        worker = workers[decision.index]
+        worker = workers[decision.chosen]
         lacking = arrival.input_tokens - decision.cached_tokens
         reservation = self._fleet.reserve(worker, lacking, now, streams=True)
         ttl = _PREDICTION_TTL + worker.prefill.seconds(now)
@@ -132,9 +132,9 @@ class _VirtualFleet:
         request = request_from_ids(
             str(number), ids, max(arrival.output_tokens, 1), block_size=self._block_size, model=_MODEL
         )
-        self._reservations[request.id] = (decision.index, now, reservation)
-        self._engines[decision.index].submit(request, now)
-        self.sent[decision.index] += arrival.input_tokens
+        self._reservations[request.id] = (decision.chosen, now, reservation)
+        self._engines[decision.chosen].submit(request, now)
+        self.sent[decision.chosen] += arrival.input_tokens
 
     def run_out(self) -> None:
         while (due := [at for engine in self._engines if (at := engine.next_event_at()) is not None]) != []:

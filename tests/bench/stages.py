@@ -195,7 +195,7 @@ class Stages:
         def choose() -> None:
             decision = rig.policy.choose(prompt, [worker.view(2.0) for worker in workers], 0.5)
             lacking = prompt.tokens - decision.cached_tokens
-            reservations.append(fleet.reserve(workers[decision.index], lacking, 2.0, streams=True))
+            reservations.append(fleet.reserve(workers[decision.chosen], lacking, 2.0, streams=True))
 
         def release() -> None:
             fleet.release(reservations.pop(), 3.0)
