@@ -13,6 +13,7 @@ from policies.routing import (
     DEFAULT_PREFILL_RATE,
     POLICIES,
     LeastLoaded,
+    Needs,
     PredictedCost,
     Prompt,
     RoundRobin,
@@ -40,12 +41,12 @@ NOBODY = prompt(0)
 def test_round_robin_takes_each_in_turn() -> None:
     policy = RoundRobin()
     workers = [view("a"), view("b", active=9), view("c")]
-    assert [policy.choose(NOBODY, workers, 0.5).index for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [policy.choose(NOBODY, workers, 0.5).chosen for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_least_loaded_takes_the_fewest_unfinished() -> None:
     workers = [view("a", active=2), view("b", active=1, queued=9e9), view("c", active=3)]
-    assert LeastLoaded().choose(NOBODY, workers, 0.9).index == 1
+    assert LeastLoaded().choose(NOBODY, workers, 0.9).chosen == 1
 
 
 def test_ties_are_broken_by_the_sample() -> None:
@@ -65,7 +66,7 @@ def test_the_lowest_is_always_one_of_the_lowest(costs: list[int], sample: float)
 def test_the_decision_tells_what_is_cached_where_it_goes() -> None:
     for policy in (RoundRobin(), LeastLoaded(), PredictedCost()):
         decision = policy.choose(prompt(100, a=64), [view("a")], 0.0)
-        assert (decision.index, decision.cached_tokens) == (0, 64)
+        assert (decision.chosen, decision.cached_tokens) == (0, 64)
         assert policy.choose(prompt(100, b=64), [view("a")], 0.0).cached_tokens == 0
 
 
@@ -82,7 +83,7 @@ def test_cost_adds_queue_lack_decode_and_recent_work_in_one_unit() -> None:
         (0 + 0 + 2 * 1_000) / 500,
         (0 + 16 + 2 * 900) / 1_000,
     )
-    assert decision.index == 0
+    assert decision.chosen == 0
     assert decision.cached_tokens == 800
 
 
@@ -90,7 +91,7 @@ def test_a_match_is_worth_what_it_saves_and_no_more() -> None:
     policy = PredictedCost(idle_weight=1.0, full_weight=1.0, decode_tokens=0.0, spread=0.0)
     for queued, chosen in ((599.0, 0), (601.0, 1)):
         decision = policy.choose(prompt(1_000, a=600), [view("a", queued=queued), view("b")], 0.0)
-        assert decision.index == chosen
+        assert decision.chosen == chosen
 
 
 def test_recomputing_weighs_more_the_fuller_the_fleet() -> None:
@@ -111,8 +112,8 @@ def test_when_the_fleet_is_full_a_match_is_waited_for_longer() -> None:
     """The same advantage in queue no longer pays for recomputing, once everybody has long queues."""
     policy = PredictedCost(idle_weight=2.0, full_weight=4.0, decode_tokens=0.0, spread=0.0)
     request = prompt(1_000, a=1_000)
-    assert policy.choose(request, [view("a", queued=3_500), view("b")], 0.0).index == 1
-    assert policy.choose(request, [view("a", queued=23_500), view("b", queued=20_000)], 0.0).index == 0
+    assert policy.choose(request, [view("a", queued=3_500), view("b")], 0.0).chosen == 1
+    assert policy.choose(request, [view("a", queued=23_500), view("b", queued=20_000)], 0.0).chosen == 0
 
 
 def test_fullness() -> None:
@@ -137,7 +138,7 @@ def test_everybody_sharing_the_first_block_brings_nobody_together() -> None:
     for i in range(400):
         workers = [view(name, active=active[name], queued=queued[name]) for name in "abcd"]
         decision = policy.choose(prompt(2_000, **dict.fromkeys(served, 16)), workers, (i * 0.618) % 1)
-        name = "abcd"[decision.index]
+        name = "abcd"[decision.chosen]
         served[name] += 1
         queued[name] += 2_000 - decision.cached_tokens
         active[name] += 1
@@ -147,7 +148,7 @@ def test_everybody_sharing_the_first_block_brings_nobody_together() -> None:
 def test_where_nothing_else_tells_workers_apart_recent_work_does() -> None:
     policy = PredictedCost()
     workers = [view("a", recent=500), view("b", recent=400), view("c", recent=600)]
-    assert policy.choose(prompt(100), workers, 0.0).index == 1
+    assert policy.choose(prompt(100), workers, 0.0).chosen == 1
 
 
 def test_without_a_known_rate_workers_are_taken_as_usual() -> None:
@@ -156,13 +157,13 @@ def test_without_a_known_rate_workers_are_taken_as_usual() -> None:
     assert tuple(alone.costs) == (800 / DEFAULT_PREFILL_RATE,)
     decision = policy.choose(prompt(800), [view("a", rate=1_000), view("b", rate=None), view("c", rate=3_000)], 0.0)
     assert tuple(decision.costs) == (0.8, 0.4, 800 / 3_000)
-    assert decision.index == 2
+    assert decision.chosen == 2
 
 
 def test_equals_are_chosen_evenly() -> None:
     policy = PredictedCost()
     workers = [view(name) for name in "abcd"]
-    counts = Counter(policy.choose(prompt(500), workers, i / 100).index for i in range(100))
+    counts = Counter(policy.choose(prompt(500), workers, i / 100).chosen for i in range(100))
     assert counts == {0: 25, 1: 25, 2: 25, 3: 25}
 
 
@@ -186,10 +187,10 @@ def test_every_policy_chooses_one_of_those_there_are(
     cached = {worker.id: data.draw(st.integers(0, tokens)) for worker in workers[::2]}
     for name in POLICIES:
         decision = make_policy(name).choose(Prompt(tokens, cached), workers, sample)
-        assert 0 <= decision.index < len(workers)
-        assert decision.cached_tokens == cached.get(workers[decision.index].id, 0)
+        assert 0 <= decision.chosen < len(workers)
+        assert decision.cached_tokens == cached.get(workers[decision.chosen].id, 0)
         if decision.costs:
-            assert decision.costs[decision.index] == min(decision.costs) >= 0
+            assert decision.costs[decision.chosen] == min(decision.costs) >= 0
 
 
 # The table of policies
@@ -199,7 +200,8 @@ def test_policies_by_name() -> None:
     assert isinstance(make_policy("round_robin"), RoundRobin)
     assert isinstance(make_policy("least_loaded"), LeastLoaded)
     assert isinstance(make_policy("cost", idle_weight=1.0, full_weight=2.0, decode_tokens=3.0), PredictedCost)
-    assert [name for name in POLICIES if make_policy(name).uses_prefixes] == ["cost"]
+    needs = {name: make_policy(name).needs for name in POLICIES}
+    assert needs == {"cost": Needs.PREFIXES, "least_loaded": Needs.LOAD, "round_robin": Needs.NOTHING}
 
 
 def test_an_unknown_policy_lists_those_there_are() -> None:
