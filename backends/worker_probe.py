@@ -55,7 +55,7 @@ class WorkerProbe:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
             async with session.get(url, headers=headers) as response:
-                body = await response.content.read(_ANSWER_LIMIT)
+                body = await _whole(response)
             cards = _cards(response.status, body)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             if worker not in self._troubled:
@@ -82,3 +82,13 @@ def _cards(status: int, body: bytes) -> list[dict[str, object]]:
     if not isinstance(cards, list):
         raise ValueError("no list of models in the answer")  # noqa: TRY004 - for the caller it is one kind of error
     return [card for card in cards if isinstance(card, dict)]
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """The body to its end. Raises ValueError where it is longer than any list of models."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _ANSWER_LIMIT:
+            raise ValueError(f"an answer longer than {_ANSWER_LIMIT} bytes")
+    return bytes(body)

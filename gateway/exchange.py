@@ -95,7 +95,7 @@ class Exchange:
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error of our own."""
-        self.respond(error.status, error.body())
+        self.respond(error.status, error.body(), fields=error.fields)
 
     # -- the client's side
 

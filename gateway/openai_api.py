@@ -38,8 +38,12 @@ ROUTES: Final[Mapping[bytes, Route]] = {
 class ApiError(Exception):
     """An answer of our own that is not what the client hoped for."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, fields: bytes = b""
+    ) -> None:
+        """`fields` are header lines that belong to the status, each one led by CRLF."""
         super().__init__(message)
+        self.fields = fields
         self.status = status
         self.message = message
         self.param = param

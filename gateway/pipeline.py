@@ -77,8 +77,12 @@ class RequestPipeline:
 
     def begin(self, exchange: Exchange) -> None:
         """Answer the request, or find out what it needs and send it on its way."""
+        self._or_refuse(exchange, self._begin)
+
+    def _or_refuse(self, exchange: Exchange, step: Callable[[Exchange], None]) -> None:
+        """Take a step; where it fails, the client gets an answer all the same."""
         try:
-            self._begin(exchange)
+            step(exchange)
         except ApiError as error:
             exchange.refuse(error)
         except Exception:
@@ -93,7 +97,12 @@ class RequestPipeline:
         if route is None:
             raise ApiError(404, f"There is no route {_shown(head.method)} {_shown(head.path)}.", code="unknown_route")
         if head.method != route.method:
-            raise ApiError(405, f"{_shown(head.path)} takes {_shown(route.method)} only.", code="method_not_allowed")
+            raise ApiError(
+                405,
+                f"{_shown(head.path)} takes {_shown(route.method)} only.",
+                code="method_not_allowed",
+                fields=b"\r\nallow: " + route.method,
+            )
         if route.kind is Kind.MODELS:
             exchange.respond(200, orjson.dumps({"object": "list", "data": self.fleet.merged_cards()}))
             return
@@ -159,14 +168,18 @@ class RequestPipeline:
     # 3. Route: choose and reserve in one synchronous step
 
     def _dispatch(self, exchange: Exchange) -> None:
-        if exchange.finished:
-            return
+        if not exchange.finished:
+            self._or_refuse(exchange, self._route)
+
+    def _route(self, exchange: Exchange) -> None:
         call = exchange.call
         assert call is not None, "set by begin"
         assert call.model is not None, "set by begin"
         now = self._loop.time()
         fleet = self.fleet
         workers = fleet.candidates(fleet.serving(call.model), exchange.tried, now)
+        if not workers:
+            raise self._unknown_model(call.model)  # it was served a moment ago
         view = exchange.prompt
         if view is None:
             views = [worker.load() if self._needs is _LOAD else worker.name_only for worker in workers]

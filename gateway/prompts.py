@@ -93,14 +93,15 @@ class PromptReader:
         """Tokenize the rest in a thread; `done` is called on the loop once `view` is complete (or never will be).
         False where too many wait already, and nothing was begun. A prompt that is under way is not begun twice.
         """
-        rest, view.rest = view.rest, []
+        rest = view.rest
         prompt = tuple([(size, scan.whole_key) for size, scan in rest])
         waiting = self._under_way.get(prompt)
+        if waiting is None and len(self._under_way) >= _MAX_PENDING:
+            return False
+        view.rest = []
         if waiting is not None:
             waiting.append((view, done))
             return True
-        if len(self._under_way) >= _MAX_PENDING:
-            return False
         self._under_way[prompt] = [(view, done)]
         encode = self.cache.encode
         future = asyncio.get_running_loop().run_in_executor(
@@ -108,10 +109,11 @@ class PromptReader:
         )
 
         def finish(future: asyncio.Future[list[tuple[int, PromptScan, EncodedTail]]]) -> None:
+            waiting = self._under_way.pop(prompt)
             scans: list[tuple[int, PromptScan]] = []
             if not future.cancelled() and future.exception() is None:
                 scans = [(size, self.cache.finish(scan, tail)) for size, scan, tail in future.result()]
-            for waiter, call_back in self._under_way.pop(prompt):
+            for waiter, call_back in waiting:
                 for size, scan in scans:
                     self._take(waiter, size, scan)
                 call_back()
