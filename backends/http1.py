@@ -141,30 +141,20 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
     if version not in ("1.1", "1.0"):
         raise HttpError(505, f"HTTP version {version} is not served here; use HTTP/1.1")
     http11 = version == "1.1"
-    parts = _REQUEST_SPLIT(raw[:-4])
-    line, separator, first_fields = parts[0].partition(b"\r\n")
+    line, parts, named = _taken_apart(_REQUEST_SPLIT(raw[:-4]))
     words = line.split(b" ")
     if len(words) != 3 or not words[2].startswith(b"HTTP/"):
         raise HttpError(400, "malformed request line: expected a method, a target and HTTP/1.1, one space between")
     target = _TARGET(words[1])
     if target is None:
         raise HttpError(400, "malformed request target: expected a path such as /v1/chat/completions")
-    parts[0] = separator + first_fields
-    named: dict[bytes, list[bytes]] = {}
-    for name, value in zip(parts[1::3], parts[2::3], strict=True):
-        named.setdefault(name.lower(), []).append(value.rstrip())
     hosts = len(named.get(b"host", ()))
     if hosts != 1 and (http11 or hosts):
         raise HttpError(400, f"expected exactly one Host field, got {hosts}")
     _check_length(named, 400)
-    codings = named.get(b"transfer-encoding")
-    if codings is not None:
-        if not http11:
-            raise HttpError(400, "Transfer-Encoding is not defined in HTTP/1.0")
-        if [coding.lower() for coding in codings] != [b"chunked"]:
-            raise HttpError(501, "the only transfer coding served here is chunked")
+    chunked = _is_chunked_request(named, http11=http11)
     method = parser.get_method()
-    if offers_upgrade and codings is not None:
+    if offers_upgrade and chunked:
         # httptools takes what follows for the other protocol and would pass over the body.
         parser = httptools.HttpRequestParser(listener)
         parser.feed_data(_CHUNKED_HEAD)
@@ -178,7 +168,7 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
         query=target[2],
         http11=http11,
         keep_alive=http11 and not _says(named, b"close"),
-        chunked=codings is not None,
+        chunked=chunked,
         expects_continue=http11 and bool(expectations),
         request_id=request_ids[0] if len(request_ids) == 1 and _REQUEST_ID(request_ids[0]) else None,
         via=b", ".join(named[b"via"]) if b"via" in named else None,
@@ -198,12 +188,7 @@ def parse_response_head(raw: bytes, listener: object) -> tuple[ResponseHead, Htt
         parser.feed_data(raw)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
         raise HttpError(502, f"malformed HTTP response: {error}") from None
-    parts = _RESPONSE_SPLIT(raw[:-4])
-    line, separator, first_fields = parts[0].partition(b"\r\n")
-    parts[0] = separator + first_fields
-    named: dict[bytes, list[bytes]] = {}
-    for name, value in zip(parts[1::3], parts[2::3], strict=True):
-        named.setdefault(name.lower(), []).append(value.rstrip())
+    line, parts, named = _taken_apart(_RESPONSE_SPLIT(raw[:-4]))
     _check_length(named, 502)
     codings = named.get(b"transfer-encoding")
     if codings is not None and [coding.lower() for coding in codings] != [b"chunked"]:
@@ -239,6 +224,27 @@ def _check_length(named: dict[bytes, list[bytes]], status: int) -> None:
             raise HttpError(status, "malformed Content-Length: expected at most 18 digits")
 
 
+def _taken_apart(parts: list[bytes]) -> tuple[bytes, list[bytes], dict[bytes, list[bytes]]]:
+    """The first line; the parts without it; and the values of the fields that were split off, by lower-case name."""
+    line, separator, first_fields = parts[0].partition(b"\r\n")
+    parts[0] = separator + first_fields
+    named: dict[bytes, list[bytes]] = {}
+    for name, value in zip(parts[1::3], parts[2::3], strict=True):
+        named.setdefault(name.lower(), []).append(value.rstrip())
+    return line, parts, named
+
+
+def _is_chunked_request(named: dict[bytes, list[bytes]], *, http11: bool) -> bool:
+    codings = named.get(b"transfer-encoding")
+    if codings is None:
+        return False
+    if not http11:
+        raise HttpError(400, "Transfer-Encoding is not defined in HTTP/1.0")
+    if [coding.lower() for coding in codings] != [b"chunked"]:
+        raise HttpError(501, "the only transfer coding served here is chunked")
+    return True
+
+
 def _end_to_end(parts: list[bytes], named: dict[bytes, list[bytes]]) -> bytes:
     """The fields that go on to the next hop: not those which a `Connection` field names either."""
     fields = b"".join(parts[::3])
@@ -253,6 +259,7 @@ def render_response(status: int, body: bytes, request_id: bytes, *, keep_alive: 
     if not keep_alive:
         fields += b"\r\nconnection: close"
     return (
-        b"HTTP/1.1 %d %b\r\ndate: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b%b\r\n\r\n%b"
+        b"HTTP/1.1 %d %b\r\ndate: %b\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\nx-request-id: %b%b\r\n\r\n%b"
         % (status, _REASONS.get(status, b""), formatdate(usegmt=True).encode(), len(body), request_id, fields, body)
     )

@@ -20,6 +20,7 @@ from backends.errors import UpstreamFault
 from backends.http1 import CRLF2, HeadReader, HttpError, HttpParser, ResponseHead, parse_response_head
 
 _HEAD_LIMIT: Final = 65_536
+_FIRST_FINAL_STATUS: Final = 200
 _HEADS: Final = HeadReader(parse_response_head)
 
 
@@ -88,8 +89,10 @@ class _BareBody:
 class UpstreamConnection(asyncio.Protocol):
     """One keep-alive connection to a worker; carries one exchange at a time."""
 
-    __slots__ = ("_begun", "_complete", "_ended_early", "_head", "_keep", "_left", "_parser", "_paused", "_pool", "_sink", "_state",
-                 "idle_since", "started", "transport", "uses")  # fmt: skip
+    __slots__ = (
+        "_begun", "_complete", "_head", "_keep", "_left", "_parser", "_paused", "_pool", "_sink", "_state",
+        "idle_since", "started", "transport", "uses",
+    )  # fmt: skip
 
     def __init__(self, pool: UpstreamPool) -> None:
         self._pool = pool
@@ -141,6 +144,7 @@ class UpstreamConnection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is open."""
         self.transport = cast("asyncio.Transport", transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
@@ -148,6 +152,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
+        """Bytes of an answer, or bytes that nobody asked for."""
         sink = self._sink
         if sink is None:
             self._close()  # nobody asked: whatever this is, it must not be taken for the next answer
@@ -164,9 +169,11 @@ class UpstreamConnection(asyncio.Protocol):
             sink.response_data(data)
 
     def eof_received(self) -> bool:
+        """The worker sends no more: close."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Tell whoever waits for an answer."""
         self._pool.closed(self)
         sink, state = self._sink, self._state
         self._state = _CLOSED
@@ -184,71 +191,70 @@ class UpstreamConnection(asyncio.Protocol):
     # -- httptools, for chunked bodies
 
     def on_message_begin(self) -> None:
+        """Llhttp sees the beginning of an answer."""
         self._begun += 1
 
     def on_message_complete(self) -> None:
+        """Llhttp sees the end of the answer."""
         self._complete = True
 
     # -- the answer
 
     def _take_head(self, sink: ResponseSink, data: bytes) -> None:
-        if self._head:
-            data = self._head + data
-            self._head = b""
-        while True:
-            end = data.find(CRLF2)
-            if end < 0:
-                if len(data) > _HEAD_LIMIT:
-                    self._fault(UpstreamFault.MALFORMED, f"head longer than {_HEAD_LIMIT} bytes")
-                else:
-                    self._head = data
-                return
-            end += 4
-            if end > _HEAD_LIMIT:
-                self._fault(UpstreamFault.MALFORMED, f"head longer than {_HEAD_LIMIT} bytes")
-                return
-            self._begun = 0
-            self._complete = False
-            try:
-                head, length, parser = _HEADS.read(data[:end], _BareBody(self, sink) if sink.unchunk else self)
-            except HttpError as error:
-                self._fault(UpstreamFault.MALFORMED, error.message)
-                return
-            body = data[end:]
-            if head.status >= 200:
-                break
-            data = body  # an interim answer ends here: this gateway has promised its client none
+        try:
+            while True:
+                found = self._find_head(data)
+                if found is None:
+                    return
+                raw, body = found
+                head, length, parser = _HEADS.read(raw, _BareBody(self, sink) if sink.unchunk else self)
+                if head.status >= _FIRST_FINAL_STATUS:
+                    break
+                data = body  # an interim answer ends here: this gateway has promised its client none
+        except HttpError as error:
+            self._fault(UpstreamFault.MALFORMED, error.message)
+            return
         self._keep = head.keep_alive
         if head.chunked:
-            self._state = _CHUNKED
             self._parser = parser
-            if sink.unchunk:
-                sink.response_head(head, None, b"")
-                if body:
-                    self._chunked(sink, body)
-            elif not body:
-                sink.response_head(head, length, body)
-            elif self._follow(body):
-                sink.response_head(head, length, body)
-                if self._complete:
-                    self._end(sink)
-        elif head.bodiless:
-            self._left = 0
-            if body:
-                self._keep = False
-            sink.response_head(head, length, b"")
-            self._end(sink)
-        elif length is None:
+            self._state = _CHUNKED
+            self._begin_chunked(sink, head, body)
+        elif length is None and not head.bodiless:
             self._state = _STREAM
             sink.response_head(head, length, body)
         else:
             self._state = _LENGTH
-            left = self._left = length - len(body)
+            left = self._left = (0 if head.bodiless or length is None else length) - len(body)
             if left < 0:
                 body = body[:left]
                 self._keep = False
             sink.response_head(head, length, body)
             if left <= 0:
+                self._end(sink)
+
+    def _find_head(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """The next head and what is behind it; None until it has come whole. Raises HttpError where it is too long."""
+        if self._head:
+            data = self._head + data
+            self._head = b""
+        end = data.find(CRLF2) + 4
+        if end > _HEAD_LIMIT or (end < 4 and len(data) > _HEAD_LIMIT):
+            raise HttpError(502, f"head longer than {_HEAD_LIMIT} bytes")
+        if end < 4:
+            self._head = data
+            return None
+        self._begun = 0
+        self._complete = False
+        return data[:end], data[end:]
+
+    def _begin_chunked(self, sink: ResponseSink, head: ResponseHead, body: bytes) -> None:
+        if sink.unchunk:
+            sink.response_head(head, None, b"")
+            if body:
+                self._chunked(sink, body)
+        elif not body or self._follow(body):
+            sink.response_head(head, None, body)
+            if self._complete:
                 self._end(sink)
 
     def _counted(self, sink: ResponseSink, data: bytes) -> None:
@@ -398,14 +404,17 @@ class UpstreamPool:
     # -- called by the connections
 
     def opened(self, connection: UpstreamConnection) -> None:
+        """Count a connection."""
         self._open.add(connection)
 
     def closed(self, connection: UpstreamConnection) -> None:
+        """Forget a connection."""
         self._open.discard(connection)
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
 
     def put(self, connection: UpstreamConnection) -> None:
+        """Take back a connection that can serve again."""
         if len(self._idle) >= self._max_idle:
             self._idle.popleft().abort()
         connection.idle_since = self._loop.time()

@@ -39,9 +39,12 @@ class Pipeline(Protocol):
 class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
-    __slots__ = ("arrived", "attempts", "body", "cached_blocks", "cached_tokens", "call", "client", "cut_short", "finished", "first_byte_at",
-                 "head", "keep_alive", "pool", "progress", "prompt", "request_id", "reservation", "response_bytes",
-                 "reused", "status", "streaming", "tried", "unchunk", "until_close", "upstream", "worker", "write")  # fmt: skip
+    __slots__ = (
+        "arrived", "attempts", "body", "cached_blocks", "cached_tokens", "call", "client", "cut_short", "finished",
+        "first_byte_at", "head", "keep_alive", "pool", "progress", "prompt", "request_id", "reservation",
+        "response_bytes", "reused", "status", "streaming", "tried", "unchunk", "until_close", "upstream", "worker",
+        "write",
+    )  # fmt: skip
 
     def __init__(self, client: ClientConnection, head: RequestHead, body: bytes, request_id: bytes) -> None:
         self.client = client
@@ -127,12 +130,13 @@ class Exchange:
     # -- ResponseSink: the worker's side
 
     def connected(self, connection: UpstreamConnection) -> None:
+        """See `ResponseSink`."""
         self.upstream = connection
         if self.client.paused:
             connection.pause()  # an earlier answer still waits to be read
 
     def response_head(self, head: ResponseHead, length: int | None, body: bytes) -> None:
-        client = self.client
+        """Write the head, with the fields that belong to this hop, and what came with it."""
         self.status = head.status
         self.streaming = True
         self.progress = True
@@ -160,6 +164,7 @@ class Exchange:
         )
 
     def response_data(self, data: bytes) -> None:
+        """Write on more of the body."""
         if not self.first_byte_at:
             # Engines send the head of a stream when they accept it, and the first token long after.
             self._first_byte()
@@ -168,12 +173,14 @@ class Exchange:
         self.write(data)
 
     def response_end(self) -> None:
+        """See `ResponseSink`."""
         if not self.first_byte_at:
             self._first_byte()  # an answer without a body
         self.upstream = None
         self._finish()
 
     def response_fault(self, fault: UpstreamFault, detail: str) -> None:
+        """See `ResponseSink`."""
         self.reused = self.upstream is not None and self.upstream.uses > 1
         self.upstream = None
         if self.streaming:

@@ -83,7 +83,9 @@ class HttpServer:
         via: bytes,
         worker_header: str | None = None,
     ) -> None:
-        """`via` is this gateway's name in `Via` fields, its own among all; `worker_header` names the response field that tells a client its worker; None keeps it untold."""
+        """`via` is this gateway's name in `Via` fields, its own among all; `worker_header` names the response field
+        that tells a client its worker, None keeps it untold.
+        """
         self.pipeline = pipeline
         self.limits = limits
         self.loop = loop
@@ -118,7 +120,7 @@ class HttpServer:
         for connection in list(self.connections):
             connection.close_if_idle()
         deadline = self.loop.time() + grace
-        while self.connections and self.loop.time() < deadline:
+        while self.connections and self.loop.time() < deadline:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
             connection.transport.abort()
@@ -143,8 +145,10 @@ class HttpServer:
 class ClientConnection(asyncio.Protocol):
     """One client's connection."""
 
-    __slots__ = ("_body", "_buffer", "_chunks", "_complete", "_deadline", "_head", "_left", "_parser",
-                 "_phase", "_reading", "_taking", "_timeout", "_unread", "_unread_since", "exchange", "paused", "server", "transport")  # fmt: skip
+    __slots__ = (
+        "_body", "_buffer", "_chunks", "_complete", "_deadline", "_head", "_left", "_parser", "_phase", "_reading",
+        "_taking", "_timeout", "_unread", "_unread_since", "exchange", "paused", "server", "transport",
+    )  # fmt: skip
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
@@ -169,6 +173,7 @@ class ClientConnection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
         self.transport = cast("asyncio.Transport", transport)
         server = self.server
         server.connections.add(self)
@@ -184,6 +189,7 @@ class ClientConnection(asyncio.Protocol):
             self._drain()
 
     def data_received(self, data: bytes) -> None:
+        """Bytes of requests."""
         phase = self._phase
         if phase is _BUSY:
             self._hold(data)
@@ -195,9 +201,11 @@ class ClientConnection(asyncio.Protocol):
             self._take(data)
 
     def eof_received(self) -> bool:
+        """The client sends no more, which is taken for leaving."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Whatever works for this client stops."""
         self._phase = _CLOSED
         self.server.connections.discard(self)
         self._parser = None
@@ -208,11 +216,13 @@ class ClientConnection(asyncio.Protocol):
             exchange.client_gone()
 
     def pause_writing(self) -> None:
+        """The client reads more slowly than its answer comes."""
         self.paused = True
         if self.exchange is not None:
             self.exchange.pause()
 
     def resume_writing(self) -> None:
+        """The client has caught up."""
         self.paused = False
         if self.exchange is not None:
             self.exchange.resume()
@@ -222,9 +232,11 @@ class ClientConnection(asyncio.Protocol):
     # -- httptools, for chunked bodies
 
     def on_body(self, data: bytes) -> None:
+        """A part of a chunked body."""
         self._chunks += data
 
     def on_message_complete(self) -> None:
+        """The end of a chunked body."""
         self._complete = True
 
     # -- requests in
@@ -256,37 +268,15 @@ class ClientConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def _take_head(self, data: bytes) -> bytes:
-        limits = self.server.limits
-        held = self._buffer
-        if held:
-            data = held + data
-            self._buffer = b""
-        if data[:1] == b"\r":  # RFC 9112 §2.2: empty lines before a request are let pass
-            data = _without_empty_lines(b"", data)
-            if data in _NOTHING:  # nor do they count as its beginning
-                self._buffer = data
-                return b""
-        if held in _NOTHING:
-            self._deadline = self.server.loop.time() + limits.head_timeout
-        if data[:1] == b"\n":
-            raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
-        end = data.find(CRLF2) + 4
-        if end < 4:
-            if len(data) > limits.head_bytes:
-                raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
-            if data.count(b"\n") != data.count(b"\r\n") or data.count(b"\r") > data.count(b"\r\n") + data.endswith(
-                b"\r"
-            ):
-                raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
-            self._buffer = data
+        found = self._find_head(data)
+        if found is None:
             return b""
-        if end > limits.head_bytes:
-            raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
+        raw, data = found
+        limits = self.server.limits
         self._body = []
-        head, length, parser = _HEADS.read(data[:end], self)
+        head, length, parser = _HEADS.read(raw, self)
         self._complete = False
         self._head = head
-        data = data[end:]
         if head.chunked:
             self._parser = parser
             self._chunks = bytearray()
@@ -306,6 +296,31 @@ class ClientConnection(asyncio.Protocol):
         if head.expects_continue and not data:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return data
+
+    def _find_head(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """The next head and what is behind it; None until it has come whole. Raises HttpError."""
+        limits = self.server.limits
+        held = self._buffer
+        if held:
+            data = held + data
+            self._buffer = b""
+        if data[:1] == b"\r":  # RFC 9112 §2.2: empty lines before a request are let pass
+            data = _without_empty_lines(b"", data)
+            if data in _NOTHING:  # nor do they count as its beginning
+                self._buffer = data
+                return None
+        if held in _NOTHING:
+            self._deadline = self.server.loop.time() + limits.head_timeout
+        end = data.find(CRLF2) + 4
+        whole = end >= 4
+        if (end if whole else len(data)) > limits.head_bytes:
+            raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
+        if data[:1] == b"\n" or not (whole or _ends_lines_well(data)):
+            raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
+        if not whole:
+            self._buffer = data
+            return None
+        return data[:end], data[end:]
 
     def _take_body(self, data: bytes) -> bytes:
         left = self._left - len(data)
@@ -480,3 +495,9 @@ class ClientConnection(asyncio.Protocol):
 
 def _sentence(message: str) -> str:
     return message[:1].upper() + message[1:] + "."
+
+
+def _ends_lines_well(part: bytes) -> bool:
+    """Does every line of a partial head end with CRLF? The last CR may still wait for its LF."""
+    pairs = part.count(b"\r\n")
+    return part.count(b"\n") == pairs and part.count(b"\r") == pairs + part.endswith(b"\r")

@@ -9,7 +9,7 @@ from policies.types import WorkerId
 
 
 def worker(name: str, *models: str, **options: object) -> Worker:
-    return Worker(WorkerId(name), "10.0.0.1", 8_000, configured_models=models, **options)  # type: ignore[arg-type]
+    return Worker(WorkerId(name), "10.0.0.1", 8_000, configured_models=models, **options)  # type: ignore[arg-type]  # bad input on purpose
 
 
 def fleet_of(*workers: Worker) -> FleetState:
@@ -17,7 +17,7 @@ def fleet_of(*workers: Worker) -> FleetState:
 
 
 def names(workers: object) -> list[str]:
-    return [member.id for member in workers]  # type: ignore[attr-defined]
+    return [member.id for member in workers]  # type: ignore[attr-defined]  # frozen on purpose
 
 
 # Models
