@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from backends.model_names import Served, canonical_names
 from policies.prefill_queue import PrefillQueue
 from policies.routing import WorkerView
 from policies.types import WorkerId
@@ -33,6 +34,7 @@ class Worker:
     block_size: int = 16
     configured_models: tuple[str, ...] = ()
     max_model_len: int | None = None
+    """As configured; None to believe what it says itself."""
     kv_blocks: int | None = None
     publishes_events: bool = False
     base_path: bytes = b""
@@ -61,14 +63,10 @@ class Worker:
     def longest_prompt(self) -> int | None:
         """Tokens of the longest prompt it can hold, where that is known."""
         by_blocks = self.kv_blocks * self.block_size if self.kv_blocks else None
-        bounds = [bound for bound in (self.max_model_len, by_blocks) if bound]
+        told = [length for card in self.model_cards if type(length := card.get("max_model_len")) is int]
+        by_context = self.max_model_len or max(told, default=None)
+        bounds = [bound for bound in (by_context, by_blocks) if bound]
         return min(bounds) if bounds else None
-
-    @property
-    def base_model(self) -> str | None:
-        """The name its blocks are chained under: the first that is not an adapter's."""
-        parents = {card["id"]: card.get("parent") for card in self.model_cards}
-        return next((model for model in self.models if not parents.get(model)), None)
 
     def view(self, now: float) -> WorkerView:
         """Its state at this moment, frozen."""
@@ -84,11 +82,16 @@ class Worker:
 class FleetState:
     """All workers, by model. Every method is synchronous; `now` is in seconds of the caller's clock."""
 
-    def __init__(self, workers: Iterable[Worker], *, cooldown: float, cooldown_max: float) -> None:
-        """A worker that refuses a connection rests `cooldown` seconds, twice as long each further time."""
+    def __init__(
+        self, workers: Iterable[Worker], *, cooldown: float, cooldown_max: float, tokenized: Sequence[str] = ()
+    ) -> None:
+        """A worker that refuses a connection rests `cooldown` seconds, twice as long each further time.
+        `tokenized` are the names of models that have a tokenizer.
+        """
         self.workers: tuple[Worker, ...] = tuple(workers)
         self._cooldown = cooldown
         self._cooldown_max = cooldown_max
+        self._tokenized = tuple(tokenized)
         self._tickets = 0
         self._rest_ends = 0.0  # nobody rests past this time
         self._by_id = {worker.id: worker for worker in self.workers}
@@ -108,9 +111,6 @@ class FleetState:
         cards = tuple(card for card in cards if isinstance(card.get("id"), str))
         if cards != worker.model_cards:
             worker.model_cards = cards
-            lengths = [card["max_model_len"] for card in cards if isinstance(card.get("max_model_len"), int)]
-            if lengths and worker.max_model_len is None:
-                worker.max_model_len = max(length for length in lengths if isinstance(length, int))
             self._group()
 
     def merged_cards(self) -> list[dict[str, object]]:
@@ -126,11 +126,12 @@ class FleetState:
         return self._by_id[worker]
 
     def chain_of(self, model: str) -> tuple[str, str]:
-        """The base model and the adapter that a name stands for, as the chain's root wants them.
-
-        Engines list a LoRA adapter as a model of its own with the base model as its `parent`.
-        """
+        """The base model, by its canonical name, and the adapter that a name stands for."""
         return self._chains.get(model, (model, ""))
+
+    def base_model(self, worker: Worker) -> str | None:
+        """The name under which a worker's blocks are chained; None before it has told its models."""
+        return self.chain_of(worker.models[0])[0] if worker.models else None
 
     def block_sizes(self, model: str) -> tuple[int, ...]:
         """The block sizes of the workers that serve this name."""
@@ -166,6 +167,10 @@ class FleetState:
         if worker.failures:
             self.wake(worker)
         worker.prefill.answered(reservation.ticket, now)
+
+    def refused(self, reservation: Reservation, now: float) -> None:
+        """The worker answered with an error: that is quick, and tells nothing about its speed or health."""
+        reservation.worker.prefill.drop(reservation.ticket, now)
 
     def release(self, reservation: Reservation, now: float) -> None:
         """The request is over, however it ended. Safe to call twice."""
@@ -208,13 +213,9 @@ class FleetState:
             model: tuple(sorted({worker.block_size for worker in workers})) for model, workers in by_model.items()
         }
         self._longest = {model: _longest(workers) for model, workers in self._by_model.items()}
-        self._chains = {}
-        for worker in self.workers:
-            parents = {card["id"]: card.get("parent") for card in worker.model_cards}
-            for model in worker.models:
-                parent = parents.get(model)
-                chain = (parent, model) if isinstance(parent, str) else (worker.base_model or model, "")
-                self._chains.setdefault(model, chain)
+        self._chains = canonical_names(
+            [Served(worker.models, worker.model_cards) for worker in self.workers], self._tokenized
+        )
 
 
 def _longest(workers: Iterable[Worker]) -> int | None:

@@ -388,8 +388,8 @@ class UpstreamPool:
                 await self._loop.create_connection(lambda: connection, self.host, self.port)
         except TimeoutError:
             fault, detail = UpstreamFault.CONNECT_TIMEOUT, f"after {self._connect_timeout:g} s"
-        except OSError as error:
-            fault, detail = UpstreamFault.REFUSED, error.strerror or str(error)
+        except (OSError, ValueError) as error:  # ValueError: a host name that no resolver can take
+            fault, detail = UpstreamFault.REFUSED, getattr(error, "strerror", None) or str(error)
         except asyncio.CancelledError:
             self.closed(connection)  # uvloop closes what was cancelled without a call of connection_lost
             raise
@@ -415,6 +415,9 @@ class UpstreamPool:
 
     def put(self, connection: UpstreamConnection) -> None:
         """Take back a connection that can serve again."""
+        if not self._max_idle:
+            connection.abort()
+            return
         if len(self._idle) >= self._max_idle:
             self._idle.popleft().abort()
         connection.idle_since = self._loop.time()

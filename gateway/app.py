@@ -29,7 +29,7 @@ from gateway.config import Worker as WorkerSettings
 from gateway.http_server import HttpServer, Limits
 from gateway.logs import set_up_logging
 from gateway.pipeline import RequestPipeline
-from gateway.prompts import PromptReader
+from gateway.prompts import PromptReader, ReadingLimits
 from policies.prefill_queue import FleetRate, PrefillQueue
 from policies.routing import RoutingPolicy, make_policy
 
@@ -60,7 +60,8 @@ async def _serve_until_signalled(config: Config) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     async with serving(config) as port:
-        log.info("listening on http://%s:%d", config.listen.host, port)
+        host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
+        log.info("listening on http://%s:%d", host, port)
         await stop.wait()
         log.info("stopping; requests in flight have %g s to finish", config.limits.drain_timeout)
 
@@ -74,13 +75,14 @@ async def serving(config: Config) -> AsyncIterator[int]:
         [_worker(settings, fleet_rate) for settings in config.workers],
         cooldown=config.upstream.cooldown,
         cooldown_max=config.upstream.cooldown_max,
+        tokenized=[model.name for model in config.models if model.tokenizer is not None],
     )
     index = PrefixIndex(max_blocks=config.index.max_blocks)
     pools = {worker.id: _pool(config, worker, loop) for worker in fleet.workers}
     via = b"prefixgate-" + os.urandom(6).hex().encode()
     async with contextlib.AsyncExitStack() as stack:
         executor = ThreadPoolExecutor(config.tokens.threads, thread_name_prefix="tokens")
-        stack.callback(executor.shutdown, cancel_futures=True)
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         pipeline = RequestPipeline(
             fleet,
             pools,
@@ -129,7 +131,6 @@ def _worker(settings: WorkerSettings, fleet_rate: FleetRate) -> Worker:
         configured_models=settings.models or (),
         max_model_len=settings.max_model_len,
         kv_blocks=settings.kv_blocks,
-        publishes_events=settings.kv_events is not None,
         prefill=PrefillQueue(fleet_rate, settings.prefill_tokens_per_s),
     )
 
@@ -171,8 +172,12 @@ def _reader(config: Config, model: Model, index: PrefixIndex, executor: ThreadPo
         PromptBlockCache(tokenizer, max_bytes=tokens.cache_bytes, piece_chars=tokens.piece_chars),
         index,
         executor,
-        inline_chars=tokens.inline_chars,
-        taste_chars=tokens.piece_chars,
+        ReadingLimits(
+            inline_chars=tokens.inline_chars,
+            taste_chars=tokens.piece_chars,
+            max_chars=tokens.max_chars,
+            max_messages=tokens.max_messages,
+        ),
     )
 
 
@@ -181,6 +186,7 @@ def _limits(config: Config) -> Limits:
     return Limits(
         head_bytes=limits.head_bytes,
         body_bytes=limits.body_bytes,
+        total_body_bytes=limits.total_body_bytes,
         head_timeout=limits.head_timeout,
         body_timeout=limits.body_timeout,
         idle_timeout=limits.idle_timeout,
@@ -202,7 +208,7 @@ async def _follow_workers(
     tasks = await stack.enter_async_context(_task_group())
 
     def on_models(worker: Worker) -> None:
-        model = worker.base_model
+        model = fleet.base_model(worker)
         if model is None or followed.get(worker) == model:
             return
         first = worker not in followed
@@ -216,7 +222,7 @@ async def _follow_workers(
                 endpoint=feed.endpoint,
                 replay_endpoint=feed.replay_endpoint,
                 topic=feed.topic,
-                on_state=_feed_logger(worker),
+                on_state=_feed_follower(worker),
             )
             tasks(subscriber.run(), f"KV events of {worker.id}")
 
@@ -234,10 +240,29 @@ async def _follow_workers(
     tasks(probe.run(first_round), "worker probe")
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(first_round.wait(), _FIRST_ROUND_SECONDS)
+    _report_names(config, fleet)
 
 
-def _feed_logger(worker: Worker) -> Callable[[FeedState], None]:
-    return lambda state: log.info("KV events of worker %s: %s", worker.id, state.value)
+def _feed_follower(worker: Worker) -> Callable[[FeedState], None]:
+    """Predictions wait to be confirmed only where somebody confirms: while the feed is live."""
+
+    def follow(state: FeedState) -> None:
+        worker.publishes_events = state is FeedState.LIVE
+        log.info("KV events of worker %s: %s", worker.id, state.value)
+
+    return follow
+
+
+def _report_names(config: Config, fleet: FleetState) -> None:
+    """Say once at start where names do not meet: nobody would see it in an answer."""
+    served = set(fleet.models)
+    for model in config.models:
+        if model.name not in served and served:
+            log.warning("model %s: no worker serves it; they serve %s", model.name, ", ".join(sorted(served)))
+    readable = {model.name for model in config.models if model.tokenizer is not None}
+    for name in sorted(served):
+        if fleet.chain_of(name)[0] not in readable and config.routing.policy == "cost":
+            log.info("model %s has no tokenizer and is routed by load", name)
 
 
 @contextlib.asynccontextmanager

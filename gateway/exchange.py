@@ -12,12 +12,15 @@ from backends.errors import UpstreamFault
 from backends.http1 import render_response
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backends.fleet_state import Reservation, Worker
     from backends.http1 import RequestHead, ResponseHead
     from backends.upstream import UpstreamConnection, UpstreamPool
     from gateway.http_server import ClientConnection
     from gateway.openai_api import ApiError, Call
     from gateway.prompts import PromptView
+    from policies.types import BlockHash
 
 
 class Pipeline(Protocol):
@@ -41,7 +44,7 @@ class Exchange:
 
     __slots__ = (
         "arrived", "attempts", "body", "cached_blocks", "cached_tokens", "call", "client", "cut_short", "finished",
-        "first_byte_at", "head", "keep_alive", "pool", "progress", "prompt", "request_id", "reservation",
+        "first_byte_at", "head", "keep_alive", "pool", "predicted", "progress", "prompt", "prompt_tokens", "request_id", "reservation",
         "response_bytes", "reused", "status", "streaming", "tried", "unchunk", "until_close", "upstream", "worker",
         "write",
     )  # fmt: skip
@@ -59,6 +62,8 @@ class Exchange:
         self.status = 0
         self.response_bytes = 0
         self.attempts = 0
+        self.predicted: Sequence[BlockHash] = ()  # what the index was told the worker would hold because of it
+        self.prompt_tokens = 0
         self.cached_blocks = 0
         self.cached_tokens = 0
         self.finished = False
@@ -77,9 +82,18 @@ class Exchange:
 
     # -- what the pipeline does with it
 
+    @property
+    def failed(self) -> bool:
+        """True once it is clear that the worker has not done what it was asked."""
+        return self.finished and (self.status >= 400 or not self.first_byte_at)  # noqa: PLR2004 - RFC 9110: errors
+
+    def wait(self, timeout: float) -> None:
+        """Something else than a worker is waited for, and must come within `timeout` seconds."""
+        self.client.watch(timeout)
+
     def send(self, pool: UpstreamPool, request: bytes, *, fresh: bool = False) -> None:
         """Send `request` to a worker; the answer comes back through the sink methods below."""
-        self.attempts += 1
+        self.attempts += not fresh  # a second try on the same worker is not another attempt
         self.pool = pool
         self.client.watch(self.client.server.first_byte_timeout)
         pool.send(request, self, fresh=fresh)
@@ -195,6 +209,10 @@ class Exchange:
         server = self.client.server
         server.pipeline.first_byte(self)
         self.client.watch(server.response_idle_timeout)
+        self.client.drop_body()
+        self.body = b""
+        self.call = None
+        self.prompt = None
 
     def _worker_field(self) -> bytes:
         name = self.client.server.worker_header

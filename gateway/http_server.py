@@ -43,6 +43,7 @@ class Limits:
 
     head_bytes: int = 32 << 10
     body_bytes: int = 32 << 20
+    total_body_bytes: int = 1 << 30
     head_timeout: float = 10.0
     body_timeout: float = 60.0
     idle_timeout: float = 75.0
@@ -93,6 +94,7 @@ class HttpServer:
         self.first_byte_timeout = limits.first_byte_timeout
         self.response_idle_timeout = limits.response_idle_timeout
         self.connections: set[ClientConnection] = set()
+        self.held_bytes = 0  # of request bodies, over all connections
         self.via = via
         self._serial = 0
         self._server: asyncio.Server | None = None
@@ -146,7 +148,7 @@ class ClientConnection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
-        "_body", "_buffer", "_chunks", "_complete", "_deadline", "_head", "_left", "_parser", "_phase", "_reading",
+        "_body", "_buffer", "_complete", "_deadline", "_head", "_held", "_left", "_parser", "_phase", "_reading",
         "_taking", "_timeout", "_unread", "_unread_since", "exchange", "paused", "server", "transport",
     )  # fmt: skip
 
@@ -157,8 +159,8 @@ class ClientConnection(asyncio.Protocol):
         self._phase = _HEAD
         self._buffer = b""  # a partial head, or what was pipelined behind the exchange
         self._head: RequestHead | None = None
-        self._body: list[bytes] = []
-        self._chunks = bytearray()  # one buffer: a list of many small chunks would weigh many times their bytes
+        self._body = bytearray()  # one buffer: a list of many small pieces would weigh many times their bytes
+        self._held = 0  # bytes of a body that count against the server's total
         self._left = 0
         self._parser: HttpParser | None = None
         self._complete = False
@@ -209,8 +211,8 @@ class ClientConnection(asyncio.Protocol):
         self._phase = _CLOSED
         self.server.connections.discard(self)
         self._parser = None
-        self._body.clear()
-        self._chunks = bytearray()
+        self._body = bytearray()
+        self.drop_body()
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_gone()
@@ -233,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """A part of a chunked body."""
-        self._chunks += data
+        self._body += data
 
     def on_message_complete(self) -> None:
         """The end of a chunked body."""
@@ -273,13 +275,11 @@ class ClientConnection(asyncio.Protocol):
             return b""
         raw, data = found
         limits = self.server.limits
-        self._body = []
         head, length, parser = _HEADS.read(raw, self)
         self._complete = False
         self._head = head
         if head.chunked:
             self._parser = parser
-            self._chunks = bytearray()
             self._phase = _CHUNKS
         elif not length:
             self._begin(head, b"")
@@ -290,6 +290,7 @@ class ClientConnection(asyncio.Protocol):
             self._begin(head, data[:length])
             return data[length:]
         else:
+            self._claim(length)
             self._left = length
             self._phase = _BODY
         self._deadline = self.server.loop.time() + limits.body_timeout
@@ -326,14 +327,11 @@ class ClientConnection(asyncio.Protocol):
         left = self._left - len(data)
         if left > 0:
             self._left = left
-            self._body.append(data)
+            self._body += data
             return b""
-        rest = b""
-        if left < 0:
-            data, rest = data[:left], data[left:]
-        self._body.append(data)
+        self._body += data if left == 0 else data[:left]
         self._begin_with_body()
-        return rest
+        return b"" if left == 0 else data[left:]
 
     def _take_chunks(self, data: bytes) -> bytes:
         """Feed llhttp so that it never reads past this request: a chunked body ends with an empty line, so the
@@ -352,25 +350,39 @@ class ClientConnection(asyncio.Protocol):
             except httptools.HttpParserError as error:
                 raise HttpError(400, f"malformed chunked body: {error}") from None
             at = end
-            if len(self._chunks) > self.server.limits.body_bytes:
+            if len(self._body) > self.server.limits.body_bytes:
                 raise HttpError(413, f"the request body is longer than {self.server.limits.body_bytes} bytes")
+        self._claim(len(self._body) - self._held)
         if self._complete:
-            assert self._head is not None, "a body follows a head"
             self._parser = None
-            body, self._chunks = bytes(self._chunks), bytearray()
-            self._begin(self._head, body)
+            self._begin_with_body()
         return data[at:]
 
     def _begin_with_body(self) -> None:
         assert self._head is not None, "a body follows a head"
-        body, self._body = self._body, []
-        self._begin(self._head, body[0] if len(body) == 1 else b"".join(body))
+        body, self._body = bytes(self._body), bytearray()
+        self._begin(self._head, body)
+
+    def _claim(self, n_bytes: int) -> None:
+        """Count bytes of a body against the server's total. Raises HttpError where that is used up."""
+        server = self.server
+        self._held += n_bytes
+        server.held_bytes += n_bytes
+        if server.held_bytes > server.limits.total_body_bytes:
+            raise HttpError(503, "the gateway holds as many request bodies as it may")
+
+    def drop_body(self) -> None:
+        """The request's body is needed no longer."""
+        self.server.held_bytes -= self._held
+        self._held = 0
 
     def _begin(self, head: RequestHead, body: bytes) -> None:
         server = self.server
         self._phase = _BUSY
         self._deadline = _NEVER
         self._head = None
+        if body and not self._held:
+            self._claim(len(body))
         if head.via is not None and server.via in head.via:
             raise HttpError(508, "this request has come through this gateway before")
         exchange = self.exchange = Exchange(self, head, body, head.request_id or server.new_request_id())
@@ -383,6 +395,7 @@ class ClientConnection(asyncio.Protocol):
         if self.exchange is not exchange:
             return  # the client is gone
         self.exchange = None
+        self.drop_body()
         if exchange.cut_short:
             self._phase = _CLOSED
             if exchange.until_close or self.paused:
@@ -443,8 +456,8 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer what cannot become an exchange, and close."""
         self._parser = None
-        self._body = []
-        self._chunks = bytearray()
+        self._body = bytearray()
+        self.drop_body()
         self._buffer = b""
         self._write_error(error)
         self._drain()

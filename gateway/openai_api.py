@@ -64,6 +64,12 @@ class Call:
     streams: bool
     fields: dict[str, object]
 
+    @property
+    def is_batch(self) -> bool:
+        """Does it ask for the answers to several prompts?"""
+        prompt = self.fields.get("prompt")
+        return type(prompt) is list and len(prompt) > 1 and type(prompt[0]) in (str, list)
+
 
 def read_call(kind: Kind, body: bytes) -> Call:
     """Read a JSON request body.
@@ -84,7 +90,7 @@ def read_call(kind: Kind, body: bytes) -> Call:
     if model is not None and type(model) is not str:
         got = _JSON_NAMES.get(type(model), "null")
         raise ApiError(400, f"`model` must be a string, not {got}.", param="model", code="invalid_type")
-    return Call(kind, model, fields.get("stream") is True, fields)
+    return Call(kind, model, fields.get("stream") is True and kind is not Kind.EMBEDDING, fields)
 
 
 _JSON_NAMES: Final[Mapping[type, str]] = {

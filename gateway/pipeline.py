@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 _NOTHING_CACHED: Final[Mapping[WorkerId, int]] = {}
 _LOAD: Final = Needs.LOAD
 _PREFIXES: Final = Needs.PREFIXES
+_FIRST_ERROR_STATUS: Final = 400
 _PROLONG_STEPS: Final = 16
+_NO_FIELDS: Final[dict[str, object]] = {}
 _ANY_PROMPT: Final = Prompt(0, _NOTHING_CACHED)
 
 
@@ -141,6 +143,8 @@ class RequestPipeline:
                 log.exception("model %s: a prompt could not be read; such prompts are routed by load", base)
             self._reader_failed = True
             view = guess(call)
+        else:
+            self._reader_failed = False
         exchange.prompt = view
         if not view.rest:
             self._dispatch(exchange)
@@ -153,6 +157,7 @@ class RequestPipeline:
     def _await_tokens(self, exchange: Exchange, reader: PromptReader, view: PromptView) -> None:
         """Wait for the rest of the tokens, but not for longer than they are worth."""
         timer = self._loop.call_later(self._token_wait, self._dispatch, exchange)
+        exchange.wait(self._token_wait + 1.0)
 
         def arrived() -> None:
             timer.cancel()
@@ -192,9 +197,12 @@ class RequestPipeline:
             exchange.cached_tokens = decision.cached_tokens
             exchange.cached_blocks = decision.cached_tokens // workers[decision.chosen].block_size
         worker = exchange.worker = workers[decision.chosen]
-        exchange.reservation = fleet.reserve(worker, lacking, now, streams=call.streams)
-        if view is not None and view.blocks:
-            self._predict(exchange, view)
+        exchange.reservation = fleet.reserve(worker, lacking, now, streams=call.streams and not call.is_batch)
+        if view is not None:
+            exchange.prompt_tokens = view.tokens
+            if view.blocks:
+                self._predict(exchange, view)
+        call.fields = _NO_FIELDS  # they have told all that is needed, and weigh several times the body
         self._send(exchange, worker)
 
     def _cached_tokens(self, view: PromptView) -> dict[WorkerId, int]:
@@ -210,13 +218,13 @@ class RequestPipeline:
     def _predict(self, exchange: Exchange, view: PromptView) -> None:
         """The worker will soon hold this prompt: say so at once, for those who come right behind."""
         worker = exchange.worker
-        if worker is None or (exchange.finished and exchange.cut_short):
+        if worker is None or exchange.failed:
             return
         blocks = view.blocks.get(worker.block_size)
         if blocks is None or not blocks.hashes:
             return
         now = self._loop.time()
-        if worker.publishes_events:
+        if worker.publishes_events and view.confirmable:
             # What it holds already was confirmed, or will be for the request that was predicted to bring it.
             start = exchange.cached_blocks
             ttl = self._prediction_ttl + worker.prefill.seconds(now)
@@ -225,7 +233,14 @@ class RequestPipeline:
             step = self._unconfirmed_ttl / _PROLONG_STEPS
             start = 0
             ttl = self._unconfirmed_ttl - now % step
-        self._index.predict(worker.id, blocks.hashes, start=start, now=now, ttl=ttl)
+        fresh = self._index.predict(worker.id, blocks.hashes, start=start, now=now, ttl=ttl)
+        exchange.predicted = [*exchange.predicted, *fresh] if exchange.predicted else fresh
+
+    def _take_back(self, exchange: Exchange) -> None:
+        """The worker did not do what was predicted: nobody shall follow this request there."""
+        if exchange.predicted and exchange.worker is not None:
+            self._index.unpredict(exchange.worker.id, exchange.predicted)
+        exchange.predicted = ()
 
     def _send(self, exchange: Exchange, worker: Worker, *, fresh: bool = False) -> None:
         head = exchange.head
@@ -243,6 +258,9 @@ class RequestPipeline:
         now = exchange.first_byte_at = self._loop.time()
         reservation = exchange.reservation
         assert reservation is not None, "reserved before it was sent"
+        if exchange.status >= _FIRST_ERROR_STATUS:
+            self.fleet.refused(reservation, now)
+            return
         worker = reservation.worker
         if worker.failures:
             log.info("worker %s answers again", worker.id)
@@ -251,17 +269,22 @@ class RequestPipeline:
     def fault(self, exchange: Exchange, fault: UpstreamFault, detail: str) -> None:
         """The attempt failed and nothing has reached the client: try another worker where that is safe."""
         worker = exchange.worker
-        assert worker is not None, "only what was sent can fail"
+        if worker is None:
+            exchange.refuse(ApiError(fault.status, f"This request was not sent in time: {fault.value}."))
+            return
         if fault is UpstreamFault.RESET and exchange.reused:
             # The worker closed an idle connection just as it was used: that says nothing about the worker.
             exchange.reused = False
             self._send(exchange, worker, fresh=True)
             return
         now = self._loop.time()
+        self._take_back(exchange)
         self._release(exchange, now)
         if fault.may_retry:
             if self.fleet.rest(worker, now):
                 log.warning("worker %s: %s (%s)", worker.id, fault.value, detail)
+                if not worker.publishes_events:
+                    self._index.clear(worker.id)  # an engine that went away has lost its cache
             exchange.tried.append(worker)
             if exchange.attempts < self._max_attempts and self._others_left(exchange):
                 self._dispatch(exchange)
@@ -273,12 +296,14 @@ class RequestPipeline:
         """Always the last step, however the exchange ended."""
         now = self._loop.time()
         self._release(exchange, now)
+        if exchange.failed:
+            self._take_back(exchange)
         if self._access_log:
             worker = exchange.worker
             log.info(
                 "%s %s %d worker=%s cached=%d tokens=%d ttft_ms=%.1f ms=%.1f bytes=%d request_id=%s%s",
                 _shown(exchange.head.method), _shown(exchange.head.path), exchange.status,
-                worker.id if worker else "-", exchange.cached_tokens, exchange.prompt.tokens if exchange.prompt else 0,
+                worker.id if worker else "-", exchange.cached_tokens, exchange.prompt_tokens,
                 max(exchange.first_byte_at - exchange.arrived, 0.0) * 1e3, (now - exchange.arrived) * 1e3,
                 exchange.response_bytes, _shown(exchange.request_id), " cut short" if exchange.cut_short else "",
             )  # fmt: skip

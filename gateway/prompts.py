@@ -8,9 +8,8 @@ request need not wait. Otherwise, and for the prediction in any case, the rest i
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,7 +19,7 @@ from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import EncodedTail, PromptBlockCache, PromptBlocks, PromptScan
 from cache.tokenizer import TemplateError, Tokenizer
 from gateway.openai_api import Call, Kind
-from policies.types import TokenIds
+from gateway.prompt_text import PromptSource, amount, chat_without_attachments, completion_source
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +27,20 @@ _CHARS_PER_TOKEN: Final = 4
 """A guess for prompts nobody counts; it only has to be right to a factor."""
 _MAX_PENDING: Final = 64
 """Prompts whose tails may wait for a thread at once; further ones are routed by what is known of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingLimits:
+    """How much of a prompt is read, in characters unless told otherwise."""
+
+    inline_chars: int = 16_384
+    """Longest new tail that is tokenized at once, on the loop."""
+    taste_chars: int = 2_048
+    """About so much of a longer one is, to see whether the rest matters."""
+    max_chars: int = 4_000_000
+    """A longer prompt is not read at all."""
+    max_messages: int = 2_000
+    """Nor is a chat of more messages."""
 
 
 @dataclass(slots=True)
@@ -40,6 +53,10 @@ class PromptView:
     """Scans with a tail that nobody has tokenized yet."""
     matters: bool = False
     """True where the rest may lengthen a match, so that the decision should wait for it."""
+    confirmable: bool = True
+    """False where no engine's events will ever speak of these blocks: attachments are in their chain."""
+    share: float = 1.0
+    """Share of its batch that the prompt which was read is."""
 
 
 class PromptReader:
@@ -52,41 +69,34 @@ class PromptReader:
         cache: PromptBlockCache,
         index: PrefixIndex,
         executor: ThreadPoolExecutor,
-        *,
-        inline_chars: int,
-        taste_chars: int,
+        limits: ReadingLimits,
     ) -> None:
-        """Tails of up to `inline_chars` are tokenized at once; of longer ones at first about `taste_chars`."""
+        """`executor` runs what would hold up the loop."""
         self.name = name
         self.tokenizer = tokenizer
         self.cache = cache
         self._index = index
         self._executor = executor
-        self._inline_chars = inline_chars
-        self._taste_chars = taste_chars
+        self._limits = limits
         self._under_way: dict[object, list[tuple[PromptView, Callable[[], None]]]] = {}
-        self._template_failed = False
+        self._in_trouble = False
 
     def read(self, call: Call, *, adapter: str, block_sizes: Sequence[int], longest: int | None) -> PromptView:
         """Look at a chat's or completion's prompt; never waits. `longest` is the longest prompt in tokens that any
         worker can hold, where that is known: a text that must be longer is not tokenized at all.
         """
-        if call.kind is Kind.EMBEDDING:
+        source = self._source(call, longest)
+        if source is None:
             return guess(call)
-        text, ids, special = self._text(call)
         salt = call.fields.get("cache_salt")
-        images = image_digests(call.fields) if call.kind is Kind.CHAT else ()
-        view = PromptView(0)
-        if ids is None and (not text or (longest and len(text) > longest * self.tokenizer.longest_token_chars)):
-            return guess(call)
+        view = PromptView(0, confirmable=not source.attachments, share=source.share)
         for size in block_sizes:
-            key = ChainKey(self.name, size, adapter, images, salt if type(salt) is str else "")
-            if ids is not None:
-                blocks = self.cache.hash_ids(key, ids)
-                view.blocks[size] = blocks
-                view.tokens = blocks.n_tokens
+            key = ChainKey(self.name, size, adapter, source.attachments, salt if type(salt) is str else "")
+            if source.ids is not None:
+                self._take(view, size, self.cache.hash_ids(key, source.ids))
             else:
-                self._scan(view, size, self.cache.start(key, text, add_special_tokens=special))
+                scan = self.cache.start(key, source.text, add_special_tokens=source.add_special_tokens)
+                self._scan(view, size, scan)
         return view
 
     def resolve(self, view: PromptView, done: Callable[[], None]) -> bool:
@@ -111,91 +121,75 @@ class PromptReader:
         def finish(future: asyncio.Future[list[tuple[int, PromptScan, EncodedTail]]]) -> None:
             waiting = self._under_way.pop(prompt)
             scans: list[tuple[int, PromptScan]] = []
-            if not future.cancelled() and future.exception() is None:
+            if future.cancelled():
+                return
+            if (error := future.exception()) is not None:
+                log.error("model %s: a prompt could not be tokenized", self.name, exc_info=error)
+            else:
                 scans = [(size, self.cache.finish(scan, tail)) for size, scan, tail in future.result()]
             for waiter, call_back in waiting:
                 for size, scan in scans:
-                    self._take(waiter, size, scan)
+                    self._take(waiter, size, scan.known, scan)
                 call_back()
 
         future.add_done_callback(finish)
         return True
 
+    def _source(self, call: Call, longest: int | None) -> PromptSource | None:
+        """The prompt to read, or None where none can be read or it is too much."""
+        limits = self._limits
+        pieces, chars = amount(call.fields)
+        if call.kind is Kind.EMBEDDING or chars > limits.max_chars:
+            return None
+        if call.kind is Kind.COMPLETION:
+            source = completion_source(call)
+            if source is None or (source.ids is not None and longest and len(source.ids) // 4 > longest):
+                return None
+        elif pieces > limits.max_messages:
+            return None
+        else:
+            source = self._rendered(call)
+        if source is not None and longest and len(source.text) > longest * self.tokenizer.longest_token_chars:
+            return None
+        return source
+
+    def _rendered(self, call: Call) -> PromptSource | None:
+        fields, attachments = chat_without_attachments(call.fields)
+        try:
+            text = self.tokenizer.render_chat(fields)
+        except TemplateError as error:
+            if not self._in_trouble:
+                self._in_trouble = True
+                log.warning("model %s: a chat could not be rendered and was routed by load: %s", self.name, error)
+            return None
+        if self._in_trouble:
+            self._in_trouble = False
+            log.info("model %s: chats can be rendered again", self.name)
+        special = fields.get("add_special_tokens") is True
+        return PromptSource(text=text, add_special_tokens=special, attachments=attachments)
+
     def _scan(self, view: PromptView, size: int, scan: PromptScan) -> None:
-        cache = self.cache
+        cache, limits = self.cache, self._limits
         if not scan.complete:
-            if scan.tail_chars <= self._inline_chars:
+            if scan.tail_chars <= limits.inline_chars:
                 scan = cache.finish(scan, cache.encode(scan))
             else:
-                scan = cache.finish(scan, cache.encode(scan, max_chars=self._taste_chars))
-        self._take(view, size, scan)
+                scan = cache.finish(scan, cache.encode(scan, max_chars=limits.taste_chars))
+        self._take(view, size, scan.known, scan)
         if not scan.complete:
             view.rest.append((size, scan))
             hashes = scan.known.hashes
             deepest = max(self._index.match(hashes).values(), default=0)
             view.matters = view.matters or deepest == len(hashes)
 
-    def _take(self, view: PromptView, size: int, scan: PromptScan) -> None:
-        known = scan.known.n_tokens
-        view.blocks[size] = scan.known
-        view.tokens = known
-        if scan.tail_chars:  # its tokens are as long as those known
-            view.tokens += round(scan.tail_chars * known / max(len(scan.text) - scan.tail_chars, 1))
-
-    def _text(self, call: Call) -> tuple[str, TokenIds | None, bool]:
-        """The prompt's text or ids, and whether the engine adds special tokens to it."""
-        if call.kind is Kind.CHAT:
-            try:
-                return (
-                    self.tokenizer.render_chat(call.fields),
-                    None,
-                    call.fields.get("add_special_tokens") is True,
-                )
-            except TemplateError as error:
-                if not self._template_failed:
-                    self._template_failed = True
-                    log.warning("model %s: a chat could not be rendered and was routed by load: %s", self.name, error)
-                return "", None, False
-        prompt = call.fields.get("prompt")
-        if type(prompt) is list and prompt and type(prompt[0]) in (str, list):
-            prompt = prompt[0]  # a batch: its first prompt decides
-        if type(prompt) is str:
-            return prompt, None, call.fields.get("add_special_tokens") is not False
-        if type(prompt) is list and prompt and all(type(token) is int and 0 <= token < 1 << 32 for token in prompt):
-            return "", TokenIds(b"".join([token.to_bytes(4, "little") for token in prompt])), False
-        return "", None, False
+    def _take(self, view: PromptView, size: int, known: PromptBlocks, scan: PromptScan | None = None) -> None:
+        tokens = float(known.n_tokens)
+        if scan is not None and scan.tail_chars:  # its tokens are as long as those known
+            tokens += scan.tail_chars * tokens / max(len(scan.text) - scan.tail_chars, 1)
+        view.blocks[size] = known
+        view.tokens = max(round(tokens / view.share), 1)
 
 
 def guess(call: Call) -> PromptView:
     """A prompt nobody tokenizes: its length is guessed from its text."""
-    return PromptView(max(_chars(call.fields) // _CHARS_PER_TOKEN, 1))
-
-
-def _chars(fields: Mapping[str, object]) -> int:
-    chars = 0
-    for value in (fields.get("prompt"), fields.get("input"), fields.get("messages")):
-        if type(value) is str:
-            chars += len(value)
-        elif type(value) is list:
-            for item in value:
-                content = item.get("content") if type(item) is dict else item
-                if type(content) in (str, list):
-                    chars += len(content)  # type: ignore[arg-type]  # one of the two, and mypy cannot see it
-    return chars
-
-
-def image_digests(fields: Mapping[str, object]) -> tuple[bytes, ...]:
-    """A digest of each image a chat refers to, in order: by its URL, which holds the data where it is inline."""
-    messages = fields.get("messages")
-    if type(messages) is not list:
-        return ()
-    digests = []
-    for message in messages:
-        content = message.get("content") if type(message) is dict else None
-        if type(content) is list:
-            for part in content:
-                if type(part) is dict and part.get("type") == "image_url":
-                    image = part.get("image_url")
-                    url = image.get("url") if type(image) is dict else image
-                    digests.append(hashlib.sha256(str(url).encode(errors="surrogatepass")).digest())
-    return tuple(digests)
+    return PromptView(max(amount(call.fields).chars // _CHARS_PER_TOKEN, 1))

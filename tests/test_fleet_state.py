@@ -65,9 +65,10 @@ def test_a_configured_length_is_kept() -> None:
 
 def test_adapters_are_chained_under_their_base_model() -> None:
     member = worker("a")
-    fleet = fleet_of(member)
+    fleet = FleetState([member], cooldown=1.0, cooldown_max=1.0, tokenized=["m"])
+    assert fleet.base_model(member) is None
     fleet.learn_models(member, [{"id": "lora", "parent": "m"}, {"id": "m"}, {"id": "alias"}])
-    assert member.base_model == "m"
+    assert fleet.base_model(member) == "m"
     assert fleet.chain_of("m") == ("m", "")
     assert fleet.chain_of("lora") == ("m", "lora")
     assert fleet.chain_of("alias") == ("m", ""), "a further name of the same weights"

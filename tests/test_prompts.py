@@ -17,7 +17,7 @@ from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
 from gateway.app import EMBEDDED_TOKENIZER
 from gateway.openai_api import Call, Kind
-from gateway.prompts import PromptReader
+from gateway.prompts import PromptReader, ReadingLimits
 from policies.types import WorkerId
 from tests.gateway_fixtures import MODEL, simulated_gateway
 
@@ -57,7 +57,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def reader(index: PrefixIndex, executor: ThreadPoolExecutor) -> PromptReader:
     cache = PromptBlockCache(TOKENIZER, max_bytes=1 << 24)
-    return PromptReader(MODEL, TOKENIZER, cache, index, executor, inline_chars=8_000, taste_chars=2_048)
+    return PromptReader(MODEL, TOKENIZER, cache, index, executor, ReadingLimits(inline_chars=8_000))
 
 
 def test_a_short_prompt_is_known_at_once(reader: PromptReader) -> None:
@@ -126,15 +126,46 @@ def test_salt_adapter_model_and_images_share_nothing(reader: PromptReader) -> No
     assert list(adapted.blocks[16].hashes) == truth(chat(text), adapter="lora")
     chains = [set(view.blocks[16].hashes) for view in (plain, salted, adapted)]
     assert len(set.union(*chains)) == sum(map(len, chains))
-    with_image = Call(
-        Kind.CHAT,
-        MODEL,
-        True,
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": text}, image]}]},
-    )
-    view = reader.read(with_image, adapter="", block_sizes=(16,), longest=None)
-    assert not view.blocks, "the embedded template renders text only: such a prompt is routed by load"
-    assert view.tokens > 0
+    view = reader.read(with_image(text, "data:AAAA"), adapter="", block_sizes=(16,), longest=None)
+    assert not set(view.blocks[16].hashes) & set.union(*chains)
+
+
+def with_image(text: str, url: str) -> Call:
+    image = {"type": "image_url", "image_url": {"url": url}}
+    content = [{"type": "text", "text": text}, image]
+    return Call(Kind.CHAT, MODEL, True, {"messages": [{"role": "user", "content": content}]})
+
+
+def test_equal_images_meet_and_other_ones_do_not(reader: PromptReader) -> None:
+    text = words(200, 8)
+    views = [
+        reader.read(with_image(text, url), adapter="", block_sizes=(16,), longest=None)
+        for url in ("data:AAAA", "data:AAAA", "data:BBBB")
+    ]
+    chains = [list(view.blocks[16].hashes) for view in views]
+    assert chains[0] == chains[1]
+    assert not set(chains[0]) & set(chains[2])
+    assert not any(view.confirmable for view in views), "no engine's events will speak of them"
+
+
+def test_too_much_is_not_read_at_all(reader: PromptReader) -> None:
+    many = Call(Kind.CHAT, MODEL, True, {"messages": [{"role": "user", "content": "x"}] * 2_001})
+    long = chat("word " * 900_000)
+    for call in (many, long):
+        view = reader.read(call, adapter="", block_sizes=(16,), longest=None)
+        assert not view.blocks
+        assert not view.rest
+    ids = Call(Kind.COMPLETION, MODEL, False, {"prompt": [1] * 5_000})
+    assert not reader.read(ids, adapter="", block_sizes=(16,), longest=4_999).blocks
+    assert reader.read(ids, adapter="", block_sizes=(16,), longest=5_000).blocks
+
+
+def test_a_batch_counts_with_all_its_prompts(reader: PromptReader) -> None:
+    prompts = [words(1_000, seed) for seed in range(8)]
+    call = Call(Kind.COMPLETION, MODEL, False, {"prompt": prompts})
+    view = reader.read(call, adapter="", block_sizes=(16,), longest=None)
+    assert 7_500 < view.tokens < 8_500
+    assert call.is_batch
 
 
 def test_every_block_size_has_its_chain(reader: PromptReader) -> None:

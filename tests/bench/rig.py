@@ -16,7 +16,7 @@ from cache.tokenizer import Tokenizer
 from gateway.config import Index, Tokens, Upstream
 from gateway.http_server import ClientConnection, HttpServer, Limits
 from gateway.pipeline import RequestPipeline
-from gateway.prompts import PromptReader
+from gateway.prompts import PromptReader, ReadingLimits
 from policies.prefill_queue import FleetRate, PrefillQueue
 from policies.routing import make_policy
 from policies.types import WorkerId
@@ -105,8 +105,7 @@ class Rig:
                 cache,
                 self.index,
                 self.executor,
-                inline_chars=tokens.inline_chars,
-                taste_chars=tokens.piece_chars,
+                ReadingLimits(inline_chars=tokens.inline_chars, taste_chars=tokens.piece_chars),
             )
         self.pipeline = RequestPipeline(
             self.fleet,

@@ -1,0 +1,115 @@
+"""What a request asks to be read: its prompt as text or as token ids, and how much of it there is. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from sys import byteorder
+from typing import Final, NamedTuple
+
+import orjson
+from xxhash import xxh3_128_digest
+
+from gateway.openai_api import Call, Kind
+from policies.types import TokenIds
+
+_ATTACHMENT: Final = {"type": "text", "text": "<attachment>"}
+_TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", None})
+
+
+class Amount(NamedTuple):
+    """How much there is to read: messages (or prompts of a batch), and characters of text (or token ids)."""
+
+    pieces: int
+    chars: int
+
+
+class PromptSource(NamedTuple):
+    """One prompt, as text or as ids. `attachments` are digests of what in a chat is not text, in order."""
+
+    text: str = ""
+    ids: TokenIds | None = None
+    add_special_tokens: bool = False
+    """True where the engine adds special tokens to the text."""
+    attachments: tuple[bytes, ...] = ()
+    share: float = 1.0
+    """Share of the whole batch that this prompt is, by length."""
+
+
+def amount(fields: Mapping[str, object]) -> Amount:
+    """How much a request's prompt is, from lengths alone."""
+    pieces = chars = 0
+    for value in (fields.get("messages"), fields.get("prompt"), fields.get("input")):
+        if type(value) is str:
+            pieces += 1
+            chars += len(value)
+        elif type(value) is list:
+            pieces += len(value)
+            chars += sum(map(_chars, value))
+    return Amount(pieces, chars)
+
+
+def _chars(item: object) -> int:
+    """Of a message, a content part, or an item of a batch; a token id counts as one."""
+    if type(item) is dict:
+        item = item.get("content", item.get("text"))
+    if type(item) is str:
+        return len(item)
+    if type(item) is list:
+        return sum(map(_chars, item)) if item and type(item[0]) is not int else len(item)
+    return 1
+
+
+def chat_without_attachments(fields: Mapping[str, object]) -> tuple[Mapping[str, object], tuple[bytes, ...]]:
+    """A chat whose parts are all text, and a digest of each part that was not.
+
+    An engine puts tokens of its own where an attachment stands, so that its chain cannot be foretold from there on.
+    With the digests in the chain's root, equal attachments still meet on one worker.
+    """
+    messages = fields.get("messages")
+    if type(messages) is not list:
+        return fields, ()
+    digests: list[bytes] = []
+    shaped = [_without_attachments(message, digests) for message in messages]
+    return ({**fields, "messages": shaped}, tuple(digests)) if digests else (fields, ())
+
+
+def _without_attachments(message: object, digests: list[bytes]) -> object:
+    content = message.get("content") if type(message) is dict else None
+    if type(content) is not list or type(message) is not dict:
+        return message
+    parts: list[object] = []
+    for part in content:
+        if type(part) is dict and part.get("type") not in _TEXT_PARTS:
+            digests.append(xxh3_128_digest(orjson.dumps(part)))
+            parts.append(_ATTACHMENT)
+        else:
+            parts.append(part)
+    return {**message, "content": parts}
+
+
+def completion_source(call: Call) -> PromptSource | None:
+    """The prompt of a completion, or the first one of a batch; None where there is none to read."""
+    prompt = call.fields.get("prompt")
+    share = 1.0
+    if type(prompt) is list and prompt and type(prompt[0]) in (str, list):
+        share = _chars(prompt[0]) / max(_chars(prompt), 1)
+        prompt = prompt[0]
+    if type(prompt) is str and prompt:
+        special = call.fields.get("add_special_tokens") is not False
+        return PromptSource(text=prompt, add_special_tokens=special, share=share)
+    if type(prompt) is list and prompt:
+        ids = _packed(prompt)
+        return None if ids is None else PromptSource(ids=ids, share=share)
+    return None
+
+
+def _packed(tokens: list[object]) -> TokenIds | None:
+    try:
+        packed = array("I", tokens)  # type: ignore[arg-type]  # whatever is no token id is refused by it
+    except (TypeError, OverflowError):
+        return None
+    if byteorder == "big":
+        packed.byteswap()
+    return TokenIds(packed.tobytes())
+
