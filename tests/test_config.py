@@ -205,18 +205,96 @@ def test_one_mistake(text: str, expected: str) -> None:
         ("http://[::1:1", "a URL such as http://127.0.0.1:8001"),
         ("http://a:1/v1", "a URL that ends after the port; the client's own path is added to it"),
         ("http://a:1?x=1", "a URL that ends after the port; the client's own path is added to it"),
+        ("http://a..b:1", "a URL such as http://127.0.0.1:8001"),
+        ("http://.:1", "a URL such as http://127.0.0.1:8001"),
+        ("http://a%20b:1", "a URL such as http://127.0.0.1:8001"),
+        ("http://a;b:1", "a URL such as http://127.0.0.1:8001"),
     ],
 )
 def test_worker_urls_that_are_refused(url: str, expected: str) -> None:
     assert problems(f"workers: [{{url: '{url}'}}]") == [f'line 1: workers[0].url: expected {expected}; given "{url}"']
 
 
-@pytest.mark.parametrize("endpoint", ["ipc:///tmp/kv", "tcp://a", "tcp://a:1/x", "a:1", "tcp://[::1:1"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "ipc:///tmp/kv",
+        "tcp://a",
+        "tcp://a:1/x",
+        "a:1",
+        "tcp://[::1:1",
+        "tcp://a..b:1",
+        "tcp://a:1?x",
+        "tcp://a:1#x",
+        "tcp://a:0",
+    ],
+)
 def test_endpoints_that_are_refused(endpoint: str) -> None:
     found = problems(f"workers: [{{url: 'http://a:1', kv_events: {{endpoint: '{endpoint}'}}}}]")
     assert found == [
         f'line 1: workers[0].kv_events.endpoint: expected an endpoint such as tcp://127.0.0.1:5557; given "{endpoint}"'
     ]
+
+
+def test_hosts_are_kept_as_dns_takes_them() -> None:
+    worker = parse_config(
+        "listen: {host: bücher.example, port: 3}\nmodels: [{name: a, tokenizer: embedded}]\n"
+        "workers: [{url: 'http://bücher.example:1', kv_events: {endpoint: 'tcp://Bücher.example:2'}}]"
+    ).workers[0]
+    assert (worker.url, worker.name) == ("http://xn--bcher-kva.example:1", "xn--bcher-kva.example:1")
+    assert worker.kv_events is not None
+    assert worker.kv_events.endpoint == "tcp://xn--bcher-kva.example:2"
+    local = parse_config("workers: [{url: 'http://[fe80::1%eth0]:1'}, {url: 'http://my_host.:1'}]").workers
+    assert [worker.address for worker in local] == [("fe80::1%eth0", 1), ("my_host.", 1)]
+
+
+@pytest.mark.parametrize("host", ["a..b", "[::1]", "::1::", "a b", "a/b", "\x00"])
+def test_hosts_to_listen_on_that_are_refused(host: str) -> None:
+    found = problems(yaml.safe_dump({"listen": {"host": host}, "workers": [{"url": "http://a:1"}]}))
+    given = host.replace("\x00", r"\x00")
+    assert found == [
+        f'line 2: listen.host: expected an address such as 127.0.0.1 or ::1, or a host name; given "{given}"'
+    ]
+
+
+@pytest.mark.parametrize("name", ["a\r\nset-cookie: x=1", "a b", " a", "ü", "\x7f", "a\t"])
+def test_a_workers_name_fits_into_a_header(name: str) -> None:
+    (found,) = problems(yaml.safe_dump({"workers": [{"url": "http://a:1", "name": name}]}))
+    assert "workers[0].name: expected visible ASCII characters without spaces; given" in found
+    assert found.isprintable()
+
+
+@pytest.mark.parametrize("name", ["a\r\nb", "\x00", "a\u2028b", "a\u202eb"])
+def test_a_models_name_is_printable(name: str) -> None:
+    found = problems(yaml.safe_dump({"models": [{"name": name}], "workers": [{"url": "http://a:1", "models": [name]}]}))
+    expected = "expected text without line breaks and other control characters; given "
+    assert [line.split(": ", 1)[1].split('"')[0] for line in found] == [
+        f"models[0].name: {expected}",
+        f"workers[0].models[0]: {expected}",
+    ]
+    assert all(line.isprintable() for line in found)
+
+
+def test_a_key_has_no_line_break() -> None:
+    text = "workers:\n- url: http://a:1\n  api_key: ${KEY}\n"
+    assert problems(text, KEY="canary\n") == [
+        "line 3: workers[0].api_key: expected a key of printable ASCII characters, without line breaks; "
+        "given the value of ${KEY}"
+    ]
+
+
+def test_no_idle_connections_means_no_pooling() -> None:
+    assert parse_config(ONE_WORKER + "upstream: {max_idle_connections: 0}").upstream.max_idle_connections == 0
+
+
+def test_bounds_on_all_requests_together() -> None:
+    config = parse_config(ONE_WORKER)
+    assert config.limits.total_body_bytes == 1 << 30
+    assert (config.tokens.max_chars, config.tokens.max_messages) == (4_000_000, 10_000)
+    config = parse_config(
+        ONE_WORKER + "limits: {body_bytes: 8MiB, total_body_bytes: 8MiB}\ntokens: {max_chars: 1, max_messages: 1}"
+    )
+    assert config.limits.total_body_bytes == config.limits.body_bytes
 
 
 TWO = "workers: [{url: 'http://a:1'}, {url: 'http://b:2'}]\n"
@@ -276,6 +354,21 @@ TWO = "workers: [{url: 'http://a:1'}, {url: 'http://b:2'}]\n"
         (
             TWO + "listen: {port: 0, reuse_port: true}",
             ["line 2: listen.reuse_port: needs a fixed port: with port 0 each process would take another one"],
+        ),
+        (
+            TWO + "listen: {host: localhost, port: 0}",
+            [
+                "line 2: listen.host: must be an address such as 127.0.0.1 with port 0: "
+                "a name may stand for several, each with another port"
+            ],
+        ),
+        (
+            TWO + "limits: {total_body_bytes: 31MiB}",
+            ["line 2: limits.total_body_bytes: must not be less than limits.body_bytes"],
+        ),
+        (
+            TWO + "limits: {body_bytes: 2GiB}",
+            ["line 2: limits.total_body_bytes: must not be less than limits.body_bytes"],
         ),
         (
             TWO + "limits: {body_bytes: 8KiB}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -102,6 +103,13 @@ def _bounds(config: Config) -> Iterator[Problem]:
     limits, upstream, tokens = config.limits, config.upstream, config.tokens
     if config.listen.reuse_port and config.listen.port == 0:
         yield Problem("listen.reuse_port", "needs a fixed port: with port 0 each process would take another one")
+    if config.listen.port == 0 and not _is_address(config.listen.host):
+        yield Problem(
+            "listen.host",
+            "must be an address such as 127.0.0.1 with port 0: a name may stand for several, each with another port",
+        )
+    if limits.body_bytes > limits.total_body_bytes:
+        yield Problem("limits.total_body_bytes", "must not be less than limits.body_bytes")
     if limits.head_bytes > limits.body_bytes:
         yield Problem("limits.head_bytes", "must not be more than limits.body_bytes")
     if tokens.inline_chars > limits.body_bytes:
@@ -118,3 +126,11 @@ def _bounds(config: Config) -> Iterator[Problem]:
     held = sum(worker.kv_blocks or 0 for worker in config.workers)
     if held > config.index.max_blocks:
         yield Problem("index.max_blocks", f"must be at least {held}: the workers' kv_blocks add up to that")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""Text fields with a form of their own: URLs, ZMQ endpoints, header names, files.
+"""Text fields with a form of their own: names, hosts, URLs, ZMQ endpoints, header names, files.
 
 Each validator's message says what was expected; `problems.py` adds where, and what was given. Files are
 looked up only when the validation context names a folder to start from: the models alone touch no disk.
@@ -6,13 +6,16 @@ looked up only when the validation context names a folder to start from: the mod
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
 from pydantic_core import PydanticCustomError
+
+from policies.types import WorkerId
 
 BASE_DIR: Final = "base_dir"
 """Key of the validation context: folder from which relative paths start."""
@@ -20,6 +23,9 @@ BASE_DIR: Final = "base_dir"
 EMBEDDED: Final = "embedded"
 """The tokenizer that the simulated engine uses, which is part of the program."""
 
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+_VISIBLE: Final = re.compile(r"[!-~]+")
+_KEY: Final = re.compile(r"[ -~]+")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _FRAMING_HEADERS: Final = frozenset(
     {
@@ -41,10 +47,47 @@ def _expected(text: str) -> PydanticCustomError:
     return PydanticCustomError("form", "{text}", {"text": text})
 
 
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise _expected("text without line breaks and other control characters")
+    return text
+
+
+def _visible_ascii(text: str) -> str:
+    """Goes into a response header, where spaces at the ends would be lost and line breaks make a new one."""
+    if not _VISIBLE.fullmatch(text):
+        raise _expected("visible ASCII characters without spaces")
+    return text
+
+
+def _key(secret: SecretStr) -> SecretStr:
+    if not _KEY.fullmatch(secret.get_secret_value()):
+        raise _expected("a key of printable ASCII characters, without line breaks")
+    return secret
+
+
+def resolvable_host(host: str) -> str:
+    """An address as it is, a name in the form that DNS takes (IDNA). Raises ValueError where it can be neither."""
+    if ":" in host:
+        ipaddress.IPv6Address(host)
+        return host
+    name = host.encode("idna").decode("ascii")
+    if not _HOST_NAME.fullmatch(name):
+        raise ValueError(host)
+    return name
+
+
+def _listen_host(text: str) -> str:
+    try:
+        return resolvable_host(text)
+    except ValueError:
+        raise _expected("an address such as 127.0.0.1 or ::1, or a host name") from None
+
+
 def _worker_url(text: str) -> str:
     try:
         parts = urlsplit(text)
-        host, port = parts.hostname, parts.port
+        host, port = resolvable_host(parts.hostname or ""), parts.port
     except ValueError:
         raise _expected("a URL such as http://127.0.0.1:8001") from None
     if parts.scheme == "https":
@@ -62,14 +105,16 @@ def _worker_url(text: str) -> str:
 def _zmq_endpoint(text: str) -> str:
     try:
         parts = urlsplit(text)
-        host, port = parts.hostname, parts.port
+        bound = parts.hostname in {"*", "0.0.0.0"}  # noqa: S104 - refused, not bound to
+        host, port = "" if bound else resolvable_host(parts.hostname or ""), parts.port
     except ValueError:
         raise _expected("an endpoint such as tcp://127.0.0.1:5557") from None
-    if host in {"*", "0.0.0.0"}:  # noqa: S104 - refused, not bound to
+    if bound:
         raise _expected("the worker's own host: * and 0.0.0.0 are addresses to bind to, not to connect to")
-    if parts.scheme != "tcp" or not host or not port or parts.path:
+    shown = f"[{host}]" if ":" in host else host
+    if not port or text.lower().removesuffix(f":{port}") not in {f"tcp://{shown}", f"tcp://{parts.hostname}"}:
         raise _expected("an endpoint such as tcp://127.0.0.1:5557")
-    return text
+    return f"tcp://{shown}:{port}"
 
 
 def _header_name(text: str) -> str:
@@ -117,6 +162,11 @@ def _existing_tokenizer(source: Path | str | None, info: ValidationInfo) -> Path
     return source
 
 
+Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]
+WorkerName = Annotated[WorkerId, Field(min_length=1, max_length=256), AfterValidator(_visible_ascii)]
+TopicText = Annotated[str, AfterValidator(_printable)]
+ApiKey = Annotated[SecretStr, AfterValidator(_key)]
+HostText = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_listen_host)]
 UrlText = Annotated[str, AfterValidator(_worker_url), Field(json_schema_extra={"format": "uri"})]
 EndpointText = Annotated[str, AfterValidator(_zmq_endpoint)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]

@@ -166,6 +166,7 @@ def _given(value: object, location: Location, origins: Origins) -> str:
         return f"a list of {len(value)}"
     text = re.sub(r"//[^/\s]*@", "//***@", str(value))
     text = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"
+    text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
     return f'"{text}"' if isinstance(value, str) else text
 
 

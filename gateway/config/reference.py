@@ -52,7 +52,8 @@ limits:
 ```
 
 - `prefixgate check -c FILE` validates a file without starting anything and lists every problem with its line.
-  An unknown key, a value of another type, or settings that contradict each other stop the start.
+  An unknown key, a value of another type, or settings that contradict each other stop the start. It loads the
+  tokenizers too, as a start does; `--no-tokenizers` skips that.
 - `prefixgate check --schema` prints the JSON Schema, for editors that complete YAML.
 - **Sizes** are bytes, or text such as `64KiB`, `32MB`, `1GiB`. **Durations** are seconds, or text such as
   `500ms`, `10s`, `5m`, `1h`.

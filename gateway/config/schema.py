@@ -9,22 +9,26 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gateway.config.consistency import inconsistencies
 from gateway.config.fields import (
+    ApiKey,
     EndpointText,
     FilePath,
     HeaderName,
+    HostText,
+    Name,
     TokenizerSource,
+    TopicText,
     UrlText,
+    WorkerName,
 )
 from gateway.config.units import Duration, Size
 from policies.types import WorkerId
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Strict(BaseModel):
@@ -38,10 +42,11 @@ class Strict(BaseModel):
 class Listen(Strict):
     """Where clients connect."""
 
-    host: Name = "127.0.0.1"
+    host: HostText = "127.0.0.1"
     """Address to listen on. `0.0.0.0` accepts connections from other machines."""
     port: Port = 8000
-    """TCP port. `0` takes a free one, which the log then names."""
+    """TCP port. `0` takes a free one, which the log then names; `host` must then be an address, as a name may
+    stand for several."""
     backlog: int = Field(default=1024, ge=1, le=65535)
     """Connections the kernel holds until the gateway accepts them."""
     reuse_port: bool = False
@@ -55,6 +60,8 @@ class Limits(Strict):
     """Longest request line and headers; more is answered 431."""
     body_bytes: Size = Field(default=32 << 20, ge=1024)
     """Longest request body; more is answered 413."""
+    total_body_bytes: Size = Field(default=1 << 30, ge=1024)
+    """Request bodies held at once over all connections; further ones are answered 503."""
     head_timeout: Duration = Field(default=10.0, gt=0)
     """Time from the first byte of a request to the end of its headers; more is answered 408."""
     body_timeout: Duration = Field(default=60.0, gt=0)
@@ -83,7 +90,7 @@ class Upstream(Strict):
     keepalive: Duration = Field(default=60.0, gt=0)
     """How long an unused connection stays in the pool. Keep it below the worker's own keep-alive time."""
     max_idle_connections: int = Field(default=256, ge=0)
-    """Unused connections kept per worker."""
+    """Unused connections kept per worker. `0` pools none: each request opens its own."""
     max_attempts: int = Field(default=3, ge=1, le=16)
     """Workers tried for one request, the first included. None is tried after the response's first byte."""
     cooldown: Duration = Field(default=1.0, gt=0)
@@ -113,7 +120,7 @@ class KvEvents(Strict):
     """ZMQ PUB socket of the worker, `tcp://host:port`, as in its `--kv-events-config`."""
     replay_endpoint: EndpointText | None = None
     """ZMQ ROUTER socket that replays missed events. Without it a gap empties what is known of the worker."""
-    topic: str = ""
+    topic: TopicText = ""
     """Topic to subscribe to; empty takes all."""
 
 
@@ -126,11 +133,11 @@ class Worker(Strict):
 
     url: UrlText
     """`http://host:port` of the engine."""
-    name: Annotated[WorkerId, Field(min_length=1, max_length=256)] = Field(default_factory=_name_from_url)
-    """Its name in logs and reports, unique; by default `host:port`."""
+    name: WorkerName = Field(default_factory=_name_from_url)
+    """Its name in logs, reports and response headers: unique, visible ASCII characters without spaces."""
     models: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] | None = None
     """Names of the models it serves; by default the gateway asks the worker."""
-    api_key: SecretStr | None = None
+    api_key: ApiKey | None = None
     """Bearer key for the gateway's own requests to the worker (`/v1/models`). Requests of clients keep the
     header that the client sent. Write it as `${NAME}`."""
     block_size: int = Field(default=16, ge=1, le=1024)
@@ -190,6 +197,10 @@ class Tokens(Strict):
     """Text not seen before up to this length is tokenized at once; longer text goes to a thread."""
     wait: Duration = Field(default=0.05, ge=0)
     """Longest time a request waits for such a thread; then it is routed by the part already known."""
+    max_chars: int = Field(default=4_000_000, ge=1)
+    """Longest prompt text, in characters, that is tokenized; a longer one is routed by its length alone."""
+    max_messages: int = Field(default=10_000, ge=1)
+    """Most messages of a chat that is rendered; one of more is routed by its length alone."""
     threads: int = Field(default=1, ge=1, le=64)
     """Threads that tokenize long new text."""
     fast: bool = True
