@@ -170,9 +170,9 @@ def _reader(config: Config, model: Model, index: PrefixIndex, executor: ThreadPo
         model.name,
         tokenizer,
         PromptBlockCache(tokenizer, max_bytes=tokens.cache_bytes, piece_chars=tokens.piece_chars),
-        index,
-        executor,
-        ReadingLimits(
+        index=index,
+        executor=executor,
+        limits=ReadingLimits(
             inline_chars=tokens.inline_chars,
             taste_chars=tokens.piece_chars,
             max_chars=tokens.max_chars,

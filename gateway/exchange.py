@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from backends.fleet_state import Reservation, Worker
     from backends.http1 import RequestHead, ResponseHead
     from backends.upstream import UpstreamConnection, UpstreamPool
-    from gateway.http_server import ClientConnection
+    from gateway.client_connection import ClientConnection
     from gateway.openai_api import ApiError, Call
     from gateway.prompts import PromptView
     from policies.types import BlockHash
@@ -44,8 +44,8 @@ class Exchange:
 
     __slots__ = (
         "arrived", "attempts", "body", "cached_blocks", "cached_tokens", "call", "client", "cut_short", "finished",
-        "first_byte_at", "head", "keep_alive", "pool", "predicted", "progress", "prompt", "prompt_tokens", "request_id", "reservation",
-        "response_bytes", "reused", "status", "streaming", "tried", "unchunk", "until_close", "upstream", "worker",
+        "first_byte_at", "head", "keep_alive", "pool", "predicted", "progress", "prompt", "prompt_tokens", "request_id",
+        "reservation", "response_bytes", "reused", "status", "streaming", "tried", "unchunk", "until_close", "upstream", "worker",
         "write",
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ class Exchange:
     @property
     def failed(self) -> bool:
         """True once it is clear that the worker has not done what it was asked."""
-        return self.finished and (self.status >= 400 or not self.first_byte_at)  # noqa: PLR2004 - RFC 9110: errors
+        return self.finished and (self.status >= 400 or not self.first_byte_at)
 
     def wait(self, timeout: float) -> None:
         """Something else than a worker is waited for, and must come within `timeout` seconds."""

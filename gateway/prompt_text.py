@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from sys import byteorder
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import orjson
 from xxhash import xxh3_128_digest
 
-from gateway.openai_api import Call, Kind
+from gateway.openai_api import Call
 from policies.types import TokenIds
 
 _ATTACHMENT: Final = {"type": "text", "text": "<attachment>"}
@@ -106,10 +106,9 @@ def completion_source(call: Call) -> PromptSource | None:
 
 def _packed(tokens: list[object]) -> TokenIds | None:
     try:
-        packed = array("I", tokens)  # type: ignore[arg-type]  # whatever is no token id is refused by it
+        packed = array("I", cast("list[int]", tokens))  # whatever is no token id is refused by it
     except (TypeError, OverflowError):
         return None
     if byteorder == "big":
         packed.byteswap()
     return TokenIds(packed.tobytes())
-

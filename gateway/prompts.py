@@ -67,6 +67,7 @@ class PromptReader:
         name: str,
         tokenizer: Tokenizer,
         cache: PromptBlockCache,
+        *,
         index: PrefixIndex,
         executor: ThreadPoolExecutor,
         limits: ReadingLimits,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.gateway_fixtures import Script, ScriptedWorker, config_for, gateway, read_request
 
-MODELS = 'models: [{name: m, tokenizer: embedded}]\nresponse_headers: {worker: x-worker}\n'
+MODELS = "models: [{name: m, tokenizer: embedded}]\nresponse_headers: {worker: x-worker}\n"
 LONG = "A sentence that many conversations begin with, long enough for some blocks of sixteen tokens. " * 8
 OK = b'{"ok": true}'
 
@@ -85,7 +85,9 @@ async def test_a_worker_whose_clients_give_up_keeps_no_conversation() -> None:
 async def test_no_pooling_is_a_valid_choice() -> None:
     async with (
         ScriptedWorker(scripted(say(b"200 OK"))).running() as worker,
-        gateway(config_for([worker.url], "upstream: {max_idle_connections: 0}", workers_extra=[", models: [m]"])) as url,
+        gateway(
+            config_for([worker.url], "upstream: {max_idle_connections: 0}", workers_extra=[", models: [m]"])
+        ) as url,
         aiohttp.ClientSession() as session,
     ):
         for _ in range(5):
@@ -105,7 +107,11 @@ async def test_a_stale_connection_is_no_attempt() -> None:
                 writer.transport.abort()
                 return
             good = not head.startswith(b"GET")
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n" + OK if good else b"HTTP/1.1 404 x\r\ncontent-length: 0\r\n\r\n")
+            writer.write(
+                b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n" + OK
+                if good
+                else b"HTTP/1.1 404 x\r\ncontent-length: 0\r\n\r\n"
+            )
 
     async with (
         ScriptedWorker(dying).running() as worker,

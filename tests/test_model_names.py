@@ -25,7 +25,7 @@ def test_aliases_in_any_order_on_any_worker_share_one_name(order: tuple[str, str
 
 def test_the_alias_with_a_tokenizer_is_preferred() -> None:
     served = Served(["a", "b", "c"], [card(name, root="/m") for name in "abc"])
-    assert canonical_names([served], ["c", "b"]) == {name: ("c", "") for name in "abc"}
+    assert canonical_names([served], ["c", "b"]) == dict.fromkeys("abc", ("c", ""))
 
 
 def test_two_models_behind_one_worker_stay_apart() -> None:
@@ -35,6 +35,8 @@ def test_two_models_behind_one_worker_stay_apart() -> None:
 
 
 def test_an_adapter_hangs_on_its_base_model() -> None:
-    served = Served(["base", "alias", "lora"], [card("base", root="/m"), card("alias", root="/m"), card("lora", parent="alias")])
+    served = Served(
+        ["base", "alias", "lora"], [card("base", root="/m"), card("alias", root="/m"), card("lora", parent="alias")]
+    )
     names = canonical_names([served], ["base"])
     assert names == {"base": ("base", ""), "alias": ("base", ""), "lora": ("base", "lora")}

@@ -57,7 +57,9 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def reader(index: PrefixIndex, executor: ThreadPoolExecutor) -> PromptReader:
     cache = PromptBlockCache(TOKENIZER, max_bytes=1 << 24)
-    return PromptReader(MODEL, TOKENIZER, cache, index, executor, ReadingLimits(inline_chars=8_000))
+    return PromptReader(
+        MODEL, TOKENIZER, cache, index=index, executor=executor, limits=ReadingLimits(inline_chars=8_000)
+    )
 
 
 def test_a_short_prompt_is_known_at_once(reader: PromptReader) -> None:
@@ -118,13 +120,12 @@ def test_a_prompt_that_no_worker_can_hold_is_not_tokenized(reader: PromptReader)
 
 def test_salt_adapter_model_and_images_share_nothing(reader: PromptReader) -> None:
     text = words(200, 4)
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     plain = reader.read(chat(text), adapter="", block_sizes=(16,), longest=None)
     salted = reader.read(chat(text, cache_salt="s"), adapter="", block_sizes=(16,), longest=None)
     adapted = reader.read(chat(text), adapter="lora", block_sizes=(16,), longest=None)
     assert list(salted.blocks[16].hashes) == truth(chat(text), salt="s")
     assert list(adapted.blocks[16].hashes) == truth(chat(text), adapter="lora")
-    chains = [set(view.blocks[16].hashes) for view in (plain, salted, adapted)]
+    chains: list[set[object]] = [set(view.blocks[16].hashes) for view in (plain, salted, adapted)]
     assert len(set.union(*chains)) == sum(map(len, chains))
     view = reader.read(with_image(text, "data:AAAA"), adapter="", block_sizes=(16,), longest=None)
     assert not set(view.blocks[16].hashes) & set.union(*chains)

@@ -13,8 +13,9 @@ from backends.upstream import UpstreamConnection, UpstreamPool
 from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
+from gateway.client_connection import ClientConnection
 from gateway.config import Index, Tokens, Upstream
-from gateway.http_server import ClientConnection, HttpServer, Limits
+from gateway.http_server import HttpServer, Limits
 from gateway.pipeline import RequestPipeline
 from gateway.prompts import PromptReader, ReadingLimits
 from policies.prefill_queue import FleetRate, PrefillQueue
@@ -103,9 +104,9 @@ class Rig:
                 MODEL,
                 tokenizer,
                 cache,
-                self.index,
-                self.executor,
-                ReadingLimits(inline_chars=tokens.inline_chars, taste_chars=tokens.piece_chars),
+                index=self.index,
+                executor=self.executor,
+                limits=ReadingLimits(inline_chars=tokens.inline_chars, taste_chars=tokens.piece_chars),
             )
         self.pipeline = RequestPipeline(
             self.fleet,
