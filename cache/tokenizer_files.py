@@ -117,17 +117,21 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, object], n
             tokenizer.add_tokens([token])
 
 
+def read_text(path: Path) -> str:
+    """A text file's contents. Raises TokenizerError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(path, f"cannot be read: {error}") from error
+
+
 def _read_templates(directory: Path, config: Mapping[str, object]) -> dict[str, str]:
     """Template files win over the configuration, as a whole."""
     templates: dict[str, str] = {}
-    path = directory
-    try:
-        if (path := directory / TEMPLATE_FILE).is_file():
-            templates["default"] = path.read_text(encoding="utf-8")
-        for path in sorted((directory / TEMPLATE_FOLDER).glob("*.jinja")):
-            templates[path.stem] = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(path, f"cannot be read: {error}") from error
+    if (path := directory / TEMPLATE_FILE).is_file():
+        templates["default"] = read_text(path)
+    for path in sorted((directory / TEMPLATE_FOLDER).glob("*.jinja")):
+        templates[path.stem] = read_text(path)
     if templates:
         return templates
     # Older multimodal models keep it in a JSON file of its own.

@@ -165,7 +165,11 @@ def _reader(config: Config, model: Model, index: PrefixIndex, executor: ThreadPo
         return None
     tokens = config.tokens
     directory = model.tokenizer if isinstance(model.tokenizer, Path) else EMBEDDED_TOKENIZER
-    tokenizer = Tokenizer.load(directory, backends=("fastokens", "tokenizers") if tokens.fast else ("tokenizers",))
+    tokenizer = Tokenizer.load(
+        directory,
+        backends=("fastokens", "tokenizers") if tokens.fast else ("tokenizers",),
+        chat_template=model.chat_template,
+    )
     return PromptReader(
         model.name,
         tokenizer,

@@ -244,3 +244,12 @@ def test_a_missing_directory(tmp_path: Path) -> None:
 
 def test_bert_fixture_is_what_it_says() -> None:
     assert bert_tokenizer().encode("hello").tokens[0] == "[CLS]"
+
+
+def test_a_template_file_takes_the_place_of_the_directorys_own(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text("{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}")
+    tokenizer = Tokenizer.load(EMBEDDED, chat_template=file)
+    assert tokenizer.render_chat({"messages": [{"role": "user", "content": "hi"}]}) == "<user>hi"
+    with pytest.raises(TokenizerError, match="cannot be read"):
+        Tokenizer.load(EMBEDDED, chat_template=tmp_path / "missing.jinja")
