@@ -10,6 +10,9 @@ group, or one that depends on an image, is counted and left out. Everything is b
 entries are held, the oldest of the worker that holds most make room. All of these, an eviction with a child
 still listed too, make the index claim less than the truth: a match ends at the first block that is not there.
 
+A worker that held much and is cleared gets a new bit at once, so nothing of the old matches from then on. The
+old bit is swept out of the tables in steps, and is not given away again before it is clean.
+
 Two limits of what events tell. An engine that was sent a cache salt but publishes events without it stores
 those blocks under the unsalted chain: only predictions speak for salted prompts then, and a fleet that mixes
 salted and unsalted prompts on such an engine sees unsalted matches that the engine will not honour. And for
@@ -20,7 +23,7 @@ knows.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from functools import reduce
 from heapq import heappop, heappush
 from itertools import count, groupby, islice, repeat
@@ -28,18 +31,21 @@ from operator import or_
 from typing import TYPE_CHECKING, Final
 
 from cache.block_hash import extend_chain
-from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
-from cache.worker_blocks import PrefixIndexStats, WorkerBlocks, follows_group, tier_of
+from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineHash
+from cache.worker_blocks import NO_VICTIMS, PrefixIndexStats, WorkerBlocks, follows_group, tier_of
 from policies.types import BlockHash, Tier, WorkerId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from cache.kv_events import EngineHash, KvEvent
+    from cache.kv_events import KvEvent
     from cache.worker_blocks import EngineMap
 
-_EVICT_FRACTION: Final = 64
-"""A full index drops 1/64 of its bound at once: the head of a dict is only cheap to reach now and then."""
+_VICTIMS_FRACTION: Final = 32
+"""The oldest 1/32 of a worker's entries are looked up at once, to be evicted one by one: the head of a dict is
+only cheap to reach now and then."""
+_SWEEP_STEP: Final = 128
+"""Entries of cleared workers swept by each `expire`: some tens of microseconds."""
 _PREDICTED_FRACTION: Final = 4
 """At most a quarter of the bound is predictions: guesses never push out most of what is known."""
 _MAX_INTERNED: Final = 4096
@@ -49,19 +55,29 @@ class PrefixIndex:
     """The blocks of a fleet. Synchronous and single-threaded; every method leaves it consistent.
 
     Its size, `len()`, counts entries: one per engine block held (per rank and tier) and one per predicted
-    block. It never exceeds `max_blocks`.
+    block. Together with what is still to be swept, `stale_count`, it never exceeds `max_blocks`.
     """
 
-    def __init__(self, *, max_blocks: int) -> None:
+    def __init__(self, *, max_blocks: int, clear_at_once: int = 1024) -> None:
+        """A worker with up to `clear_at_once` entries is cleared on the spot, which by default takes less than
+        a millisecond; one with more is given a new bit and swept later.
+        """
         if max_blocks < 1:
             message = f"max_blocks must be positive, not {max_blocks}"
             raise ValueError(message)
         self.max_blocks = max_blocks
+        self._clear_at_once = clear_at_once
         self.stats = PrefixIndexStats()
         self._tables: dict[Tier, dict[BlockHash, int]] = {tier: {} for tier in Tier}
         self._device = self._tables[Tier.DEVICE]
         self._workers: dict[WorkerId, WorkerBlocks] = {}
         self._slots: list[WorkerBlocks | None] = []
+        self._free_slots: list[int] = []
+        """A heap of the slots whose bit is nowhere set."""
+        self._retired: deque[WorkerBlocks] = deque()
+        """What workers were known to hold before they were cleared: of no worker any more, still in the tables."""
+        self._n_stale = 0
+        """Entries of those."""
         self._masks: dict[int, int] = {}
         """Equal masks are one object where that is cheap: less memory, and `match` compares by identity."""
         self._names_of: dict[int, tuple[WorkerId, ...]] = {}
@@ -83,37 +99,99 @@ class PrefixIndex:
         sets it.
         """
         self.remove_worker(worker)
-        if None in self._slots:
-            slot = self._slots.index(None)
-        else:
-            slot = len(self._slots)
-            self._slots.append(None)
-        added = WorkerBlocks(worker, slot, model, block_size)
-        self._slots[slot] = self._workers[worker] = added
-        self._names_of.clear()
+        self._workers[worker] = self._place(worker, model, block_size)
 
     def remove_worker(self, worker: WorkerId) -> None:
         """Forget a worker. Unknown names are fine."""
-        if worker in self._workers:
-            self.clear(worker)
-            self._slots[self._workers.pop(worker).slot] = None
+        state = self._workers.pop(worker, None)
+        if state is None:
+            return
+        if state.size > self._clear_at_once:
+            self._retire(state)
+        else:
+            self._empty(state, list(state.engines))
+            self._slots[state.slot] = None
+            heappush(self._free_slots, state.slot)
 
     def clear(self, worker: WorkerId, *, rank: int | None = None) -> None:
         """Forget what the worker holds (of one data-parallel rank), predictions included. Unknown names are
         fine.
+
+        Nothing forgotten matches from now on. The call takes no longer for a worker that held much: its
+        memory is given back by `sweep`. Only one rank of a worker of which others hold something too is
+        taken out at once, block by block.
         """
         state = self._workers.get(worker)
         if state is None:
             return
-        for key in [key for key in state.engines if rank is None or key[0] == rank]:
+        if rank is not None and any(held for (other, _), held in state.engines.items() if other != rank):
+            self._empty(state, [key for key in state.engines if key[0] == rank])
+        elif state.size > self._clear_at_once:
+            self._retire(state)
+            self._workers[worker] = self._place(worker, state.model, state.configured_block_size)
+        else:
+            self._empty(state, list(state.engines))
+            state.reset()
+
+    def sweep(self, n_blocks: int) -> int:
+        """Give back up to `n_blocks` entries of workers that were cleared or removed; how many remain.
+
+        Who calls it regularly keeps the index small and its bits few; nobody has to.
+        """
+        while n_blocks > 0 and self._retired:
+            state = self._retired[0]
+            before = state.size
+            self._dismantle(state, n_blocks)
+            swept = before - state.size
+            n_blocks -= swept
+            self._n_stale -= swept
+            if not state.size:
+                self._retired.popleft()
+                heappush(self._free_slots, state.slot)
+        return self._n_stale
+
+    def _dismantle(self, state: WorkerBlocks, n_blocks: int) -> None:
+        """Take the newest `n_blocks` entries, or all, of a retired worker out of the tables."""
+        for (_, tier), engines in state.engines.items():
+            n_taken = min(n_blocks, len(engines))
+            for _ in range(n_taken):
+                self._release(state, tier, engines.popitem()[1])
+            state.n_exact -= n_taken
+            n_blocks -= n_taken
+        for _ in range(min(n_blocks, len(state.predicted))):
+            self._unset(state, Tier.DEVICE, state.predicted.popitem()[0])
+
+    def _place(self, worker: WorkerId, model: str, block_size: int | None) -> WorkerBlocks:
+        """A worker that holds nothing, in a slot whose bit is clean."""
+        if self._free_slots:
+            slot = heappop(self._free_slots)
+        else:
+            slot = len(self._slots)
+            self._slots.append(None)
+        state = self._slots[slot] = WorkerBlocks(worker, slot, model, block_size)
+        self._names_of.clear()
+        return state
+
+    def _retire(self, state: WorkerBlocks) -> None:
+        """From now on its bit means no worker."""
+        state.retired = True
+        self._slots[state.slot] = None
+        self._names_of.clear()
+        self._retired.append(state)
+        self._size -= state.size
+        self._n_stale += state.size
+        self._n_predicted -= len(state.predicted)
+
+    def _empty(self, state: WorkerBlocks, keys: Sequence[tuple[int, Tier]]) -> None:
+        """Take these maps and all predictions out at once."""
+        for key in keys:
             engines = state.engines[key]
             for engine_hash in list(engines):
                 self._forget(state, key[1], engines, engine_hash)
             del state.engines[key]
         for block in list(state.predicted):
             self._drop_predicted(state, block)
-        if not state.engines:
-            state.reset()
+        state.victims = NO_VICTIMS
 
     # --- what events tell ---
 
@@ -142,6 +220,9 @@ class PrefixIndex:
             state.block_size = event.block_size
         if event.block_size != state.block_size:
             self.stats.foreign_block_size += n_blocks
+            return
+        if event.n_plain == 0:
+            self.stats.not_plain += n_blocks
             return
         parent = self._parent(state, event, rank, tier)
         if parent is None:
@@ -183,6 +264,7 @@ class PrefixIndex:
                     continue
                 # The engine gave an old hash to another block: the old one is gone.
                 self._forget(state, tier, engines, engine_hash)
+                state.tear()
             engines[engine_hash] = block
             added += 1
             mask = table.get(block)
@@ -209,44 +291,76 @@ class PrefixIndex:
         engines = state.engines.get((rank, tier))
         if not engines:
             return
+        state.tear()
         for engine_hash in event.block_hashes:
             if engine_hash in engines:
                 self._forget(state, tier, engines, engine_hash)
 
     # --- what routing adds ---
 
-    def predict(self, worker: WorkerId, hashes: Sequence[BlockHash], *, start: int, now: float, ttl: float) -> None:
+    def predict(
+        self, worker: WorkerId, hashes: Sequence[BlockHash], *, start: int, now: float, ttl: float
+    ) -> Sequence[BlockHash]:
         """Expect `worker` to hold `hashes[start:]` soon: they match at once and expire at `now + ttl`, in
         seconds, unless an event confirms them. Blocks known exactly stay so; a second prediction only
         prolongs the first.
+
+        Returns the blocks that the worker was neither known nor expected to hold before, in order, for
+        `unpredict` should the request fail. Not to be changed; valid for as long as it is kept. A prompt that
+        is predicted for that long already, from its first block on, costs two look-ups.
         """
         state = self._workers.get(worker)
         if state is None:
-            return
+            return ()
         self.expire(now)
         deadline, bound = now + ttl, max(1, self.max_blocks // _PREDICTED_FRACTION)
-        if start >= len(hashes) or state.predicted.get(hashes[-1], 0.0) >= deadline <= state.predicted.get(
-            hashes[start], 0.0
+        if start >= len(hashes):
+            return ()
+        if deadline > state.torn_until and (
+            state.predicted.get(hashes[-1], 0.0) >= deadline <= state.predicted.get(hashes[start], 0.0)
         ):
-            return  # both ends are predicted for that long, so whatever lies between was too, in the same call
+            return ()  # both ends are predicted for that long, so whatever lies between was too, in the same call
         fresh = self._unconfirmed(state, hashes, start, deadline)[:bound]
         n_new = len(fresh) - sum(map(state.predicted.__contains__, fresh))
         while self._n_predicted + n_new > bound or self._n_queued + len(fresh) > 2 * bound:
             if not self._expiries:
                 break
+            self._expiries[0][2].tear()
             self._expire_first()
             n_new = len(fresh) - sum(map(state.predicted.__contains__, fresh))
         if not fresh:
-            return
+            return ()
         self._make_room(n_new)
-        for block in fresh:
-            if block not in state.predicted:
-                self._size += 1
-                self._n_predicted += 1
-                self._device[block] = self._intern(self._device.get(block, 0) | state.bit)
-            state.predicted[block] = deadline
+        added = fresh if n_new == len(fresh) else [block for block in fresh if block not in state.predicted]
+        for block in added:
+            self._device[block] = self._intern(self._device.get(block, 0) | state.bit)
+        self._size += len(added)
+        self._n_predicted += len(added)
+        state.predicted.update(dict.fromkeys(fresh, deadline))
+        state.latest_deadline = max(state.latest_deadline, deadline)
+        if start:
+            state.tear()  # what comes before `start` need not be there for that long
         self._n_queued += len(fresh)
         heappush(self._expiries, (deadline, next(self._ticket), state, fresh))
+        return added
+
+    def unpredict(self, worker: WorkerId, blocks: Sequence[BlockHash]) -> int:
+        """Take back what `predict` returned, as far as no event has confirmed it: the request failed and will
+        not bring it. How many were taken back.
+
+        Blocks that were known or expected before that prediction are not in what it returned, so they stay.
+        Those of them that a later request expects too go as well, until an event or the next prediction says
+        otherwise: of two sources that disagree the one that claims less is believed.
+        """
+        state = self._workers.get(worker)
+        if state is None:
+            return 0
+        open_ones = [block for block in blocks if block in state.predicted]
+        for block in open_ones:
+            self._drop_predicted(state, block)
+        if open_ones:
+            state.tear()
+        return len(open_ones)
 
     def _unconfirmed(
         self, state: WorkerBlocks, hashes: Sequence[BlockHash], start: int, deadline: float
@@ -262,7 +376,11 @@ class PrefixIndex:
         ]
 
     def expire(self, now: float) -> int:
-        """Drop the predictions whose time has come and no event confirmed; how many they were."""
+        """Drop the predictions whose time has come and no event confirmed; how many they were. Sweeps a little
+        as well.
+        """
+        if self._retired:
+            self.sweep(_SWEEP_STEP)
         dropped = 0
         while self._expiries and self._expiries[0][0] <= now:
             dropped += self._expire_first()
@@ -272,6 +390,8 @@ class PrefixIndex:
     def _expire_first(self) -> int:
         deadline, _, state, blocks = heappop(self._expiries)
         self._n_queued -= len(blocks)
+        if state.retired:
+            return 0
         # A later deadline belongs to a later prediction, which has an entry of its own in the queue.
         due = [block for block in blocks if state.predicted.get(block) == deadline]
         for block in due:
@@ -337,6 +457,11 @@ class PrefixIndex:
         """Entries that no event has confirmed yet."""
         return self._n_predicted
 
+    @property
+    def stale_count(self) -> int:
+        """Entries of cleared and removed workers that are still to be swept."""
+        return self._n_stale
+
     # --- inside ---
 
     def _holders(self, mask: int) -> Iterator[WorkerBlocks]:
@@ -365,6 +490,10 @@ class PrefixIndex:
         block = engines.pop(engine_hash)
         state.n_exact -= 1
         self._size -= 1
+        self._release(state, tier, block)
+
+    def _release(self, state: WorkerBlocks, tier: Tier, block: BlockHash) -> None:
+        """One engine hash less stands for the block."""
         if state.extra_refs and (tier, block) in state.extra_refs:
             state.extra_refs[tier, block] -= 1
             if not state.extra_refs[tier, block]:
@@ -387,23 +516,36 @@ class PrefixIndex:
             del table[block]
 
     def _make_room(self, n_blocks: int) -> None:
-        """Evict until `n_blocks`, at most `max_blocks`, fit: from the worker with most entries, oldest
-        first.
+        """Evict until `n_blocks`, at most `max_blocks`, fit: what is to be swept anyway, then from the worker
+        with most entries, oldest first.
         """
-        while (excess := self._size + n_blocks - self.max_blocks) > 0:
+        if (excess := self._excess(n_blocks)) > 0:
+            self.sweep(excess)
+        while (excess := self._excess(n_blocks)) > 0:
             state = max(self._workers.values(), key=_size)
             before = self._size
-            self._evict(state, max(excess, self.max_blocks // _EVICT_FRACTION))
+            self._evict(state, excess)
             self.stats.evicted += before - self._size
 
+    def _excess(self, n_blocks: int) -> int:
+        return self._size + self._n_stale + n_blocks - self.max_blocks
+
     def _evict(self, state: WorkerBlocks, n_blocks: int) -> None:
-        if not state.n_exact:
-            for block in list(islice(state.predicted, n_blocks)):
-                self._drop_predicted(state, block)
-            return
-        (_, tier), engines = max(state.engines.items(), key=_length)
-        for engine_hash in list(islice(engines, n_blocks)):
-            self._forget(state, tier, engines, engine_hash)
+        """Drop up to `n_blocks` of its victims, those chosen before or new ones."""
+        if not state.victims.hashes:
+            state.choose_victims(max(n_blocks, state.size // _VICTIMS_FRACTION))
+        state.tear()
+        tier, engines, hashes = state.victims
+        while n_blocks and hashes:
+            victim = hashes.pop()
+            # It may have gone by itself meanwhile.
+            if engines is None:
+                if victim in state.predicted:
+                    self._drop_predicted(state, BlockHash(victim))
+                    n_blocks -= 1
+            elif victim in engines:
+                self._forget(state, tier, engines, EngineHash(victim))
+                n_blocks -= 1
 
     def check_integrity(self) -> None:
         """Recompute everything from the workers' maps. Slow; for tests and idle times.
@@ -411,7 +553,7 @@ class PrefixIndex:
         Raises RuntimeError naming what does not agree.
         """
         truth: dict[Tier, dict[BlockHash, int]] = {tier: {} for tier in Tier}
-        for state in self._workers.values():
+        for state in (*self._workers.values(), *self._retired):
             held: Counter[tuple[Tier, BlockHash]] = Counter()
             for (_, tier), engines in state.engines.items():
                 held.update((tier, block) for block in engines.values())
@@ -420,9 +562,13 @@ class PrefixIndex:
             _require({key: n - 1 for key, n in held.items() if n > 1} == dict(state.extra_refs), "extra references")
             for tier, block in (*held, *((Tier.DEVICE, block) for block in state.predicted)):
                 truth[tier][block] = truth[tier].get(block, 0) | state.bit
-            _require(self._slots[state.slot] is state, "a worker's slot")
+            _require(self._slots[state.slot] is (None if state.retired else state), "a worker's slot")
         _require(truth == self._tables, "the masks")
-        _require(self._size == sum(map(_size, self._workers.values())) <= self.max_blocks, "the size")
+        slots = [state.slot for state in (*self._workers.values(), *self._retired)] + self._free_slots
+        _require(sorted(slots) == list(range(len(self._slots))), "each slot in use, being swept, or free")
+        _require(self._size == sum(map(_size, self._workers.values())), "the size")
+        _require(self._n_stale == sum(map(_size, self._retired)), "what is to be swept")
+        _require(self._size + self._n_stale <= self.max_blocks, "the bound")
         _require(
             self._n_predicted == sum(len(state.predicted) for state in self._workers.values()),
             "the predictions",
@@ -441,10 +587,6 @@ class PrefixIndex:
 
 def _size(state: WorkerBlocks) -> int:
     return state.size
-
-
-def _length(item: tuple[tuple[int, Tier], EngineMap]) -> int:
-    return len(item[1])
 
 
 def _require(holds: bool, what: str) -> None:  # reads as a sentence where it is called

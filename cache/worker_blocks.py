@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cache.block_hash import ChainKey, root_hash
 from cache.kv_events import EngineHash
@@ -67,12 +68,26 @@ EngineMap = dict[EngineHash, BlockHash]
 """Engine hash -> ours, oldest first."""
 
 
+class Victims(NamedTuple):
+    """A worker's oldest entries of one map, as they were when they were looked up."""
+
+    tier: Tier
+    engines: EngineMap | None
+    """The map; None when they are predictions."""
+    hashes: list[int]
+    """Engine hashes, or blocks that are predicted, oldest last."""
+
+
+NO_VICTIMS: Final = Victims(Tier.DEVICE, None, [])
+
+
 class WorkerBlocks:
     """What is known of one worker."""
 
     __slots__ = (
         "bit", "block_size", "configured_block_size", "engines", "extra_refs", "id", "ignored_groups",
-        "main_group", "model", "n_exact", "predicted", "roots", "slot",
+        "latest_deadline", "main_group", "model", "n_exact", "predicted", "retired", "roots", "slot", "torn_until",
+        "victims",
     )  # fmt: skip
 
     def __init__(self, worker: WorkerId, slot: int, model: str, block_size: int | None) -> None:
@@ -81,6 +96,8 @@ class WorkerBlocks:
         self.bit = 1 << slot
         self.model = model
         self.configured_block_size = block_size
+        self.retired = False
+        """Cleared or removed, and still being swept out of the tables."""
         self.reset()
 
     def reset(self) -> None:
@@ -92,6 +109,10 @@ class WorkerBlocks:
         """References beyond the first, where several engine hashes stand for one of ours. Rare."""
         self.predicted: dict[BlockHash, float] = {}
         """Device blocks that only a routing decision speaks for, and when they expire."""
+        self.latest_deadline = 0.0
+        self.torn_until = 0.0
+        """Of a prompt that is predicted up to this time both ends may be there and something between them not."""
+        self.victims = NO_VICTIMS
         self.n_exact = 0
         self.main_group: int | None = None
         self.ignored_groups: set[int] = set()
@@ -101,6 +122,20 @@ class WorkerBlocks:
     def size(self) -> int:
         """Entries: what `max_blocks` bounds."""
         return self.n_exact + len(self.predicted)
+
+    def tear(self) -> None:
+        """Blocks go: there may now be holes in what was predicted so far."""
+        self.torn_until = self.latest_deadline
+
+    def choose_victims(self, n_blocks: int) -> None:
+        """Look up the oldest entries of the largest map; of the predictions where there is nothing else."""
+        tier: Tier = Tier.DEVICE
+        engines: EngineMap | None = None
+        if self.n_exact:
+            (_, tier), engines = max(self.engines.items(), key=_length)
+        hashes: list[int] = list(islice(self.predicted if engines is None else engines, n_blocks))
+        hashes.reverse()
+        self.victims = Victims(tier, engines, hashes)
 
     def root(self, event: BlockStored) -> BlockHash:
         """Our parent of a prompt's first block."""
@@ -132,3 +167,7 @@ def follows_group(state: WorkerBlocks, event: BlockStored) -> bool:
     if state.main_group is None:
         state.main_group = event.group
     return event.group == state.main_group
+
+
+def _length(item: tuple[tuple[int, Tier], EngineMap]) -> int:
+    return len(item[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +15,9 @@ from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineHash
 from cache.prefix_index import PrefixIndex
 from policies.types import BlockHash, Tier, TokenIds, WorkerId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 SIZE = 4
@@ -341,6 +344,96 @@ def test_the_queue_of_predictions_is_bounded() -> None:
     index.check_integrity()
 
 
+def test_a_failed_request_takes_back_what_it_predicted() -> None:
+    index = index_of(A)
+    index.apply(A, stored(0, 2))
+    fresh = index.predict(A, chain(5), start=0, now=0.0, ttl=5.0)
+    assert fresh == chain(5)[2:]
+    index.apply(A, stored(2, 1))
+    # Block 2 is exact by now and stays.
+    assert index.unpredict(A, fresh) == 2
+    assert (index.match(chain(5)), index.predicted_count) == ({A: 3}, 0)
+    assert (index.unpredict(A, fresh), index.unpredict(C, fresh), index.expire(9.0)) == (0, 0, 0)
+    index.check_integrity()
+
+
+def test_a_failed_request_leaves_what_it_only_prolonged() -> None:
+    index = index_of(A)
+    assert index.predict(A, chain(3), start=0, now=0.0, ttl=5.0) == chain(3)
+    fresh = index.predict(A, chain(5), start=0, now=1.0, ttl=5.0)
+    assert fresh == chain(5)[3:]
+    assert index.unpredict(A, fresh) == 2
+    assert index.match(chain(5)) == {A: 3}
+    # The early return of a prompt known to the end.
+    assert index.predict(A, chain(3), start=0, now=1.0, ttl=5.0) == ()
+    index.check_integrity()
+
+
+def test_a_hole_left_by_a_failed_request_is_filled_by_the_next() -> None:
+    index = index_of(A)
+    index.predict(A, chain(2), start=0, now=0.0, ttl=5.0)
+    failing = index.predict(A, chain(4), start=0, now=0.0, ttl=5.0)
+    index.predict(A, chain(6), start=0, now=0.0, ttl=5.0)
+    index.unpredict(A, failing)
+    assert index.match(chain(6)) == {A: 2}
+    assert index.predict(A, chain(6), start=0, now=0.0, ttl=5.0) == chain(6)[2:4]
+    assert index.match(chain(6)) == {A: 6}
+    index.check_integrity()
+
+
+# --- clearing in steps ---
+
+
+def test_a_big_worker_is_cleared_at_once_and_swept_in_steps() -> None:
+    index = PrefixIndex(max_blocks=100, clear_at_once=5)
+    for worker in (A, B):
+        index.add_worker(worker, model="m", block_size=SIZE)
+        index.apply(worker, stored(0, 20))
+    index.predict(A, chain(30), start=20, now=0.0, ttl=5.0)
+    index.clear(A)
+    assert (index.match(chain(30)), index.match_tiers(chain(30))) == ({B: 20}, {B: {Tier.DEVICE: 20}})
+    assert (len(index), index.block_count(A), index.predicted_count, index.stale_count) == (20, 0, 0, 30)
+    index.check_integrity()
+    # What is stored now is of the new bit, whatever is swept of the old one.
+    index.apply(A, stored(0, 3))
+    assert index.sweep(12) == 18
+    assert index.match(chain(30)) == {A: 3, B: 20}
+    index.check_integrity()
+    # A slot is not used again before it is clean.
+    index.add_worker(C, model="m", block_size=SIZE)
+    assert index.match(chain(30)) == {A: 3, B: 20}
+    assert (index.sweep(18), index.sweep(18)) == (0, 0)
+    assert index._free_slots == [0]
+    index.check_integrity()
+    assert index.match(chain(30)) == {A: 3, B: 20}
+    # The predictions that went with the clearing do not expire a second time.
+    assert index.expire(5.0) == 0
+
+
+def test_what_is_to_be_swept_makes_room_first() -> None:
+    index = PrefixIndex(max_blocks=20, clear_at_once=5)
+    index.add_worker(A, model="m", block_size=SIZE)
+    index.add_worker(B, model="m", block_size=SIZE)
+    index.apply(A, stored(0, 10))
+    index.apply(B, stored(0, 8))
+    index.remove_worker(A)
+    index.apply(B, stored(8, 6))
+    assert (len(index), index.stale_count, index.stats.evicted) == (14, 6, 0)
+    index.apply(B, stored(14, 10))
+    assert (len(index), index.stale_count, index.stats.evicted) == (20, 0, 4)
+    index.check_integrity()
+
+
+def test_clearing_over_and_over_takes_no_more_than_the_bound() -> None:
+    index = PrefixIndex(max_blocks=50, clear_at_once=5)
+    index.add_worker(A, model="m", block_size=SIZE)
+    for _ in range(30):
+        index.apply(A, stored(0, 10))
+        index.clear(A)
+        index.check_integrity()
+    assert len(index._slots) == 6
+
+
 # --- bounds ---
 
 
@@ -434,11 +527,14 @@ class IndexAgainstModel(RuleBasedStateMachine):
     less."""
 
     max_blocks = 10_000
+    clear_at_once = 1024
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = PrefixIndex(max_blocks=self.max_blocks)
+        self.index = PrefixIndex(max_blocks=self.max_blocks, clear_at_once=self.clear_at_once)
         self.models: dict[WorkerId, Model] = {}
+        self.requests: list[tuple[WorkerId, Sequence[BlockHash], list[tuple[str, tuple[int, ...]]]]] = []
+        """What each prediction said it added, and the model's view of that."""
         self.now = 0.0
 
     @rule(worker=workers)
@@ -510,15 +606,41 @@ class IndexAgainstModel(RuleBasedStateMachine):
 
     @rule(worker=workers, salt=salts, path=paths, start=st.integers(0, 3), ttl=st.sampled_from([1.0, 5.0]))
     def predict(self, worker: WorkerId, salt: str, path: tuple[int, ...], start: int, ttl: float) -> None:
-        self.index.predict(worker, path_hashes(salt, path), start=start, now=self.now, ttl=ttl)
+        hashes = path_hashes(salt, path)
+        fresh = self.index.predict(worker, hashes, start=start, now=self.now, ttl=ttl)
         self._expire_models()
         model = self.models.get(worker)
+        added = []
         for at in range(start, len(path) if model is not None else 0):
             assert model is not None
             block = (salt, path[: at + 1])
             exact = any(key[1] is Tier.DEVICE and held == block for key, held in model.held.items())
             if not exact:
+                if block not in model.predicted:
+                    added.append(block)
                 model.predicted[block] = max(self.now + ttl, model.predicted.get(block, 0.0))
+
+        if self.max_blocks > 1000:
+            assert list(fresh) == [hashes[len(block) - 1] for _, block in added]
+        self.requests.append((worker, fresh, added))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def unpredict(self, data: st.DataObject) -> None:
+        """A request of before fails, or one that failed already is told to have failed again."""
+        worker, fresh, added = data.draw(st.sampled_from(self.requests))
+        n_taken_back = self.index.unpredict(worker, fresh)
+        model = self.models.get(worker)
+        # An index that is full may have taken fewer in.
+        there = [block for block in added if path_hashes(*block)[-1] in fresh]
+        gone = [block for block in there if model is not None and model.predicted.pop(block, None) is not None]
+        if self.max_blocks > 1000:
+            assert n_taken_back == len(gone)
+
+    @rule(n_blocks=st.integers(0, 4))
+    def sweep(self, n_blocks: int) -> None:
+        before = self.index.stale_count
+        assert self.index.sweep(n_blocks) == max(0, before - n_blocks) == self.index.stale_count
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 4.0]))
     def wait(self, seconds: float) -> None:
@@ -596,6 +718,18 @@ class FullIndexAgainstModel(IndexAgainstModel):
             assert depth <= expected.get(worker, 0)
 
 
+class SweptIndexAgainstModel(IndexAgainstModel):
+    """Every clearing leaves something to sweep."""
+
+    clear_at_once = 0
+
+
+class FullSweptIndexAgainstModel(FullIndexAgainstModel):
+    """The same in an index that always evicts."""
+
+    clear_at_once = 0
+
+
 limits = settings(
     max_examples=60,
     stateful_step_count=40,
@@ -607,3 +741,7 @@ TestIndexAgainstModel = IndexAgainstModel.TestCase
 TestIndexAgainstModel.settings = limits
 TestFullIndexAgainstModel = FullIndexAgainstModel.TestCase
 TestFullIndexAgainstModel.settings = limits
+TestSweptIndexAgainstModel = SweptIndexAgainstModel.TestCase
+TestSweptIndexAgainstModel.settings = limits
+TestFullSweptIndexAgainstModel = FullSweptIndexAgainstModel.TestCase
+TestFullSweptIndexAgainstModel.settings = limits
