@@ -50,7 +50,7 @@ def test_models_are_learnt_and_configured_names_win() -> None:
     assert names(fleet.serving("m")) == ["a", "b"]
     assert names(fleet.serving("lora")) == ["a"]
     assert fleet.serving("other") == ()
-    assert told.max_model_len == 4_096
+    assert told.longest_prompt == 4_096
     fleet.learn_models(told, [])
     assert fleet.models == ("m",)
     assert names(fleet.serving("m")) == ["b"]
@@ -60,7 +60,7 @@ def test_a_configured_length_is_kept() -> None:
     member = worker("a", max_model_len=100)
     fleet = fleet_of(member)
     fleet.learn_models(member, [{"id": "m", "max_model_len": 4_096}])
-    assert member.max_model_len == 100
+    assert member.longest_prompt == 100
 
 
 def test_adapters_are_chained_under_their_base_model() -> None:
