@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from gateway import __version__
 from gateway.cli import COMMANDS, application
 from gateway.config.reference import reference
@@ -112,10 +114,51 @@ def test_a_good_file_is_summed_up(tmp_path: Path) -> None:
         "worker  url         models          block size  KV events",
         "a:1     http://a:1  asked at start  16          tcp://a:5557",
         "second  http://b:1  [b]tiny         32          predicted",
-        "model    tokenizer  chat template",
-        "[b]tiny  embedded   of the tokenizer",
+        "model    tokenizer  loaded          chat template",
+        "[b]tiny  embedded   with fastokens  of the tokenizer",
         "note: the gateway accepts connections from other machines and asks no one for a key",
     ]
+
+
+def tokenizer_without_template(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text((EMBEDDED_TOKENIZER / "tokenizer.json").read_text())
+    return folder
+
+
+def test_check_loads_the_tokenizers_unless_told_not_to(tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "tokenizer.json").write_text("{}")
+    tokenizer_without_template(tmp_path / "good")
+    (tmp_path / "t.jinja").write_text("{% if %}")
+    file = tmp_path / "two.yaml"
+    file.write_text(
+        "models: [{name: a, tokenizer: bad}, {name: b, tokenizer: good, chat_template: t.jinja}]\n"
+        "workers: [{url: 'http://a:1'}, {url: 'http://b:1'}]\n"
+    )
+    result = call("check", "-c", str(file))
+    assert (result.exit_code, result.stdout) == (1, "")
+    first, second, third = result.stderr.splitlines()
+    assert first == f"{file}: 2 problems"
+    assert second.startswith(f"  models[0].tokenizer: {tmp_path}/bad/tokenizer.json: not a tokenizer that")
+    assert third.startswith(f"  models[1].chat_template: {tmp_path}/t.jinja: chat template 'default', line 1: ")
+    result = call("check", "-c", str(file), "--no-tokenizers")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "not tried" in result.stdout
+
+
+def test_check_tells_that_a_tokenizer_has_no_chat_template(tmp_path: Path) -> None:
+    tokenizer_without_template(tmp_path / "good")
+    file = tmp_path / "two.yaml"
+    file.write_text(
+        "models: [{name: a, tokenizer: good}]\ntokens: {fast: false}\n"
+        "workers: [{url: 'http://a:1'}, {url: 'http://b:1'}]\n"
+    )
+    result = call("check", "-c", str(file))
+    assert result.exit_code == 0
+    row = next(line for line in result.stdout.splitlines() if line.startswith("a "))
+    assert row.split()[2:] == ["with", "tokenizers", "none"]
+    assert "the tokenizer of a has no chat template" in result.stdout
 
 
 def test_notes_say_what_may_not_be_meant(tmp_path: Path) -> None:
@@ -137,6 +180,12 @@ def test_the_reference_is_printed() -> None:
     assert call("check", "--docs").stdout == reference()
 
 
+def program(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gateway", *words], capture_output=True, text=True, timeout=50, check=False
+    )
+
+
 def test_the_program_itself(tmp_path: Path) -> None:
     """A real process: exit codes and streams, and nothing heavy loaded for a light command."""
     heavy = "{'aiohttp', 'openai', 'opentelemetry', 'tokenizers', 'transformers', 'uvloop', 'zmq'}"
@@ -151,12 +200,40 @@ def test_the_program_itself(tmp_path: Path) -> None:
     assert light.returncode == 0
     assert light.stdout.startswith(f"prefixgate {__version__} (Python ")
     assert light.stderr == "[]\n"
-    bad = subprocess.run(
-        [sys.executable, "-m", "gateway", "check", "-c", str(tmp_path / "none.yaml")],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    bad = program("check", "-c", str(tmp_path / "none.yaml"))
     assert (bad.returncode, bad.stdout) == (1, "")
     assert bad.stderr == f"{tmp_path}/none.yaml: 1 problem\n  cannot be read: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--host", "nosuch.invalid", "--port", "1"], "prefixgate: cannot listen on nosuch.invalid"),
+        (["--host", "192.0.2.1"], "prefixgate: cannot listen on 192.0.2.1 port 8000: "),
+    ],
+)
+def test_an_address_that_is_not_there_is_told_with_exit_code_1(flags: list[str], message: str) -> None:
+    result = program("serve", "-w", "http://127.0.0.1:1", *flags)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith(message)
+
+
+def test_a_port_that_is_taken_is_told_with_exit_code_1(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        result = program("serve", "-w", "http://127.0.0.1:1", "--port", port)
+        file = tmp_path / "taken.yaml"
+        file.write_text(f"listen: {{port: {port}}}\nworkers: [{{url: 'http://127.0.0.1:1'}}]\n")
+        from_file = program("serve", "-c", str(file))
+    assert (result.returncode, from_file.returncode) == (1, 1)
+    told = f"prefixgate: cannot listen on 127.0.0.1 port {port}: Address already in use; choose another with "
+    assert result.stderr.splitlines()[-1] == told + "--port"
+    assert from_file.stderr.splitlines()[-1] == told + "listen.port"
+
+
+def test_a_bad_tokenizer_is_told_with_exit_code_1(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("[]")
+    result = program("serve", "-w", "http://127.0.0.1:1", "--model", "a", "--tokenizer", str(tmp_path), "--port", "0")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith(f"prefixgate: {tmp_path}/tokenizer.json: not a tokenizer that")
+    assert "Traceback" not in result.stderr

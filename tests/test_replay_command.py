@@ -11,7 +11,9 @@ from pathlib import Path
 import orjson
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from gateway.cli import application
 from gateway.cli.replay import parse_duration
 from tests.fake_openai import FakeOpenAI
 
@@ -99,6 +101,13 @@ def test_a_bad_trace_is_told_without_a_traceback(tmp_path: Path) -> None:
     code, out, err = run(FakeOpenAI(), str(trace))
     assert (code, out) == (2, "")
     assert "line 1: input_length: expected an integer, got 'many'" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("url", ["ftp:/x", "localhost:8000", "http://", "http://a:x", "http://[/x]", "http://a/?b"])
+def test_a_url_of_another_form_is_told(url: str) -> None:
+    result = CliRunner().invoke(application(), ["replay", "demo", "--url", url])
+    assert result.exit_code == 2
+    assert result.stderr == f"replay: --url: expected a base URL such as http://127.0.0.1:8000; given '{url}'\n"
 
 
 @pytest.mark.parametrize(

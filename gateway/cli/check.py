@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,8 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.cli.console import fail_config
-from gateway.config import Config, ConfigError, Worker, json_schema, load_config
+from gateway.config import Config, ConfigError, Model, Problem, Worker, json_schema, load_config
 from gateway.config.reference import reference
+
+if TYPE_CHECKING:
+    from cache.tokenizer import Tokenizer
 
 
 def check(
@@ -25,8 +29,13 @@ def check(
         typer.Option("--schema", help="Print the JSON Schema of the file, for editors that complete YAML."),
     ] = False,
     docs: Annotated[bool, typer.Option("--docs", help="Print the reference of all settings, in Markdown.")] = False,
+    tokenizers: Annotated[
+        bool, typer.Option(help="Load the models' tokenizers and chat templates, as a start would.")
+    ] = True,
 ) -> None:
     """Validate a configuration without starting anything. Exit code 1 when it has problems; all are listed.
+
+    Every tokenizer it names is loaded, which may take a second or two each.
 
     [dim]Examples:[/]
 
@@ -44,12 +53,48 @@ def check(
         return
     try:
         settings = load_config(config)
+        loaded = _load_tokenizers(str(config), settings) if tokenizers else None
     except ConfigError as error:
         fail_config(error)
-    _print_summary(Console(), config, settings)
+    _print_summary(Console(), config, settings, loaded)
 
 
-def _print_summary(console: Console, path: Path, config: Config) -> None:
+def _load_tokenizers(source: str, config: Config) -> dict[str, Tokenizer]:
+    """Each model's tokenizer, by the model's name. Raises ConfigError with all that cannot be loaded."""
+    from backends.simulated.model_text import EMBEDDED_TOKENIZER  # noqa: PLC0415 - only where it is asked for
+    from cache.tokenizer import Tokenizer, TokenizerError  # noqa: PLC0415 - tokenizer libraries load slowly
+
+    loaded: dict[str, Tokenizer] = {}
+    problems: list[Problem] = []
+    for position, model in enumerate(config.models):
+        if model.tokenizer is None:
+            continue
+        directory = model.tokenizer if isinstance(model.tokenizer, Path) else EMBEDDED_TOKENIZER
+        backends = ("fastokens", "tokenizers") if config.tokens.fast else ("tokenizers",)
+        try:
+            loaded[model.name] = Tokenizer.load(directory, backends=backends)
+        except TokenizerError as error:
+            problems.append(Problem(f"models[{position}].tokenizer", str(error)))
+        if model.chat_template is not None and (reason := _template_fault(model.chat_template)):
+            problems.append(Problem(f"models[{position}].chat_template", f"{model.chat_template}: {reason}"))
+    if problems:
+        raise ConfigError(source, problems)
+    return loaded
+
+
+def _template_fault(path: Path) -> str | None:
+    from cache.chat_template import ChatTemplate  # noqa: PLC0415 - only where there is one
+
+    try:
+        ChatTemplate({"default": path.read_text(encoding="utf-8")}, {})
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _print_summary(console: Console, path: Path, config: Config, loaded: Mapping[str, Tokenizer] | None) -> None:
     console.print(f"[bold green]✓[/] {escape(str(path))} is valid", soft_wrap=True)
     listen = config.listen
     console.print(
@@ -62,12 +107,11 @@ def _print_summary(console: Console, path: Path, config: Config) -> None:
         workers.add_row(*(escape(cell) for cell in _cells(worker)))
     console.print(workers)
     if config.models:
-        models = Table("model", "tokenizer", "chat template", box=None, pad_edge=False)
+        models = Table("model", "tokenizer", "loaded", "chat template", box=None, pad_edge=False)
         for model in config.models:
-            template = str(model.chat_template or ("of the tokenizer" if model.tokenizer else "none"))
-            models.add_row(escape(model.name), escape(str(model.tokenizer or "none")), escape(template))
+            models.add_row(*(escape(cell) for cell in _model_cells(model, loaded)))
         console.print(models)
-    for note in _notes(config):
+    for note in _notes(config, loaded or {}):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
 
 
@@ -77,9 +121,22 @@ def _cells(worker: Worker) -> tuple[str, ...]:
     return worker.name, worker.url, models, str(worker.block_size), events
 
 
-def _notes(config: Config) -> list[str]:
+def _model_cells(model: Model, loaded: Mapping[str, Tokenizer] | None) -> tuple[str, ...]:
+    tokenizer = loaded.get(model.name) if loaded is not None else None
+    own = "of the tokenizer" if model.tokenizer else "none"
+    if tokenizer is not None and tokenizer.chat_template is None:
+        own = "none"
+    state = f"with {tokenizer.backend}" if tokenizer is not None else "not tried" if model.tokenizer else "–"
+    return model.name, str(model.tokenizer or "none"), state, str(model.chat_template or own)
+
+
+def _notes(config: Config, loaded: Mapping[str, Tokenizer]) -> list[str]:
     """Valid, but perhaps not what is meant."""
-    notes = []
+    notes = [
+        f"the tokenizer of {model.name} has no chat template: chats are routed by load, completions by prefix"
+        for model in config.models
+        if model.name in loaded and loaded[model.name].chat_template is None and model.chat_template is None
+    ]
     if config.routing.policy == "cost" and not any(model.tokenizer for model in config.models):
         notes.append("no model has a tokenizer: the cost policy cannot see prefixes and routes by load alone")
     if config.listen.host in {"0.0.0.0", "::"}:  # noqa: S104 - compared with, not bound to

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 import sys
 from typing import Annotated
@@ -16,8 +15,8 @@ from rich.console import Console
 from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet
 from gateway.app import serving
-from gateway.cli.console import fail
 from gateway.cli.simulate import gateway_config
+from gateway.cli.start_errors import told_plainly
 from gateway.config import Log, parse_config
 from gateway.logs import set_up_logging
 
@@ -27,8 +26,13 @@ def demo(
     workers: Annotated[int, typer.Option("-n", "--workers", min=1, max=64, help="Simulated workers.")] = 2,
     replay: Annotated[bool, typer.Option(help="Replay a short trace of chats, to see hits rise.")] = True,
     stay: Annotated[bool, typer.Option(help="Go on serving after the replay, until Ctrl+C.")] = True,
+    speed: Annotated[
+        float, typer.Option(min=0.001, help="Replay, and let the workers live, so many times faster than life.")
+    ] = 1.0,
 ) -> None:
     """Try it without a GPU: a gateway in front of simulated workers, all in one command.
+
+    With --no-stay the exit code is the replay's: 0 when every request was answered.
 
     [dim]Everything on embedded defaults; leaves nothing behind:[/]
 
@@ -36,21 +40,20 @@ def demo(
 
         prefixgate demo --port 8080 -n 4
     """
-    try:
-        uvloop.run(_demo(port, workers, replay=replay, stay=stay))
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        fail(f"port {port} is taken; name another one with --port")
+    with told_plainly("127.0.0.1", port, if_taken="choose another with --port"):
+        code = uvloop.run(_demo(port, workers, replay=replay, stay=stay, speed=speed))
+    raise typer.Exit(code)
 
 
-async def _demo(port: int, workers: int, *, replay: bool, stay: bool) -> None:
+async def _demo(port: int, workers: int, *, replay: bool, stay: bool, speed: float) -> int:
+    """The exit code: the replay's, unless someone stopped the demo."""
+    code = 0
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     console = Console()
     set_up_logging(Log(level="warning"))
-    async with SimulatedFleet(workers, FleetConfig(engine=EngineConfig())) as fleet:
+    async with SimulatedFleet(workers, FleetConfig(engine=EngineConfig(speed=speed))) as fleet:
         settings = {
             "listen": {"port": port},
             "limits": {"drain_timeout": 1},
@@ -63,18 +66,20 @@ async def _demo(port: int, workers: int, *, replay: bool, stay: bool) -> None:
             )
             if replay:
                 console.print("A short replay first: 60 turns of 12 chats that share a system prompt.\n")
-                await _replay(url, workers, stop)
+                code = await _replay(url, workers, speed, stop)
             if stay and not stop.is_set():
                 console.print("\nTry it, twice, and look at [bold]cached_tokens[/]:\n")
                 console.print(_curl(url), soft_wrap=True, highlight=False, markup=False)
                 console.print("\nStop with Ctrl+C.")
                 await stop.wait()
+    return 0 if stop.is_set() else code
 
 
-async def _replay(url: str, workers: int, stop: asyncio.Event) -> None:
-    """Run the replay in a process of its own, so that it measures from outside."""
+async def _replay(url: str, workers: int, speed: float, stop: asyncio.Event) -> int:
+    """Run the replay in a process of its own, so that it measures from outside. Returns its exit code."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway.cli.replay", "demo", "--url", url, "--workers", str(workers)
+        *(sys.executable, "-m", "gateway.cli.replay", "demo"),
+        *("--url", url, "--workers", str(workers), "--speed", str(speed)),
     )
     stopped = asyncio.ensure_future(stop.wait())
     ended = asyncio.ensure_future(process.wait())
@@ -84,7 +89,8 @@ async def _replay(url: str, workers: int, stop: asyncio.Event) -> None:
         stopped.cancel()
         if process.returncode is None:
             process.terminate()
-        await ended
+        code = await ended
+    return code
 
 
 def _curl(url: str) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 import uvloop
 from rich.console import Console
+from rich.text import Text
 
 from gateway.replay.client import ReplayError, Target
 from gateway.replay.live import watch
@@ -156,7 +157,7 @@ def _write(file: str, content: bytes) -> None:
 
 
 def _stop(message: str) -> NoReturn:
-    Console(stderr=True).print("[bold red]replay:[/]", message, highlight=False)
+    Console(stderr=True).print(Text.assemble(("replay: ", "bold red"), message), soft_wrap=True)
     raise typer.Exit(2)
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from gateway.cli.console import fail, fail_config
+from gateway.cli.console import fail_config
 from gateway.config import Config, ConfigError, config_from_flags, load_config
-
-_ADDRESS_ERRORS: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES})
 
 
 def serve(
@@ -90,15 +87,13 @@ def serve(
         )
     except ConfigError as error:
         fail_config(error, exit_code=1 if config is not None else 2)
-    _run(settings)
+    _run(settings, if_taken="choose another with " + ("listen.port" if config is not None else "--port"))
 
 
-def _run(settings: Config) -> None:
-    from gateway.app import run  # noqa: PLC0415 - --help and a bad configuration need none of the data plane
+def _run(settings: Config, *, if_taken: str) -> None:
+    # --help and a bad configuration need none of the data plane.
+    from gateway.app import run  # noqa: PLC0415 - as said above
+    from gateway.cli.start_errors import told_plainly  # noqa: PLC0415 - as said above
 
-    try:
+    with told_plainly(settings.listen.host, settings.listen.port, if_taken=if_taken):
         run(settings)
-    except OSError as error:
-        if error.errno not in _ADDRESS_ERRORS:
-            raise
-        fail(f"cannot listen on {settings.listen.host} port {settings.listen.port}: {error.strerror}")

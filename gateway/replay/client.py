@@ -7,6 +7,7 @@ import errno
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Literal
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -49,8 +50,23 @@ class Target:
 
 
 def base_url(url: str) -> str:
-    """``url`` without a trailing slash or ``/v1``, so that both usual ways to write it work."""
+    """``url`` without a trailing slash or ``/v1``, so that both usual ways to write it work.
+
+    Raises `ReplayError` where it is no base URL.
+    """
+    if not _is_base_url(url):
+        raise ReplayError(f"--url: expected a base URL such as http://127.0.0.1:8000; given {url!r}")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _is_base_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return False
+    whole = not (parts.query or parts.fragment) and url.isprintable() and " " not in url
+    return whole and parts.scheme in {"http", "https"} and bool(host) and port != 0
 
 
 def open_session(api_key: str | None) -> aiohttp.ClientSession:
