@@ -50,14 +50,18 @@ def amount(fields: Mapping[str, object]) -> Amount:
 
 
 def _chars(item: object) -> int:
-    """Of a message, a content part, or an item of a batch; a token id counts as one."""
+    """Of a message, or of a prompt of a batch."""
     if type(item) is dict:
-        item = item.get("content", item.get("text"))
+        item = item.get("content")
     if type(item) is str:
         return len(item)
-    if type(item) is list:
-        return sum(map(_chars, item)) if item and type(item[0]) is not int else len(item)
-    return 1
+    return sum(map(_part_chars, item)) if type(item) is list else 1
+
+
+def _part_chars(part: object) -> int:
+    """Of a part of a message's content; a token id counts as one."""
+    text = part.get("text") if type(part) is dict else part
+    return len(text) if type(text) is str else 1
 
 
 def chat_without_attachments(fields: Mapping[str, object]) -> tuple[Mapping[str, object], tuple[bytes, ...]]:
