@@ -29,12 +29,19 @@ import zmq
 import zmq.asyncio
 from xxhash import xxh3_64_intdigest
 
-from cache.kv_events import MAX_PAYLOAD_BYTES, AllBlocksCleared, KvEventError, decode_batch
+from cache.kv_events import (
+    MAX_PAYLOAD_BYTES,
+    AllBlocksCleared,
+    BatchReader,
+    KvEventError,
+    Skipped,
+    slices,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cache.kv_events import EventBatch, KvEvent
+    from cache.kv_events import KvEvent
     from cache.prefix_index import PrefixIndex
     from policies.types import WorkerId
 
@@ -49,7 +56,12 @@ _RECEIVE_HWM: Final = 4096
 _MAX_REPLAY_BATCHES: Final = 65_536
 """An engine keeps 10,000; an endless replay is none."""
 _BLOCKS_PER_TURN: Final = 1024
-"""About a millisecond of the loop's time, then the others' turn."""
+"""About a millisecond of the loop's time, then the others' turn. Only the decoding of one event, which is capped
+in size, may take more."""
+_WORK_PER_MESSAGE: Final = 64
+"""What receiving and placing a message costs, in blocks."""
+_BYTES_PER_BLOCK: Final = 64
+"""So much is decoded, or hashed, in less time than a block is applied."""
 _POLL_MS: Final = 500
 """How late an idle subscriber may notice a lost connection or a `reset`."""
 _CONNECTION_EVENTS: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -131,6 +143,8 @@ class KvSubscriber:
         """The next sequence number; None when nothing is known and any will do."""
         self._recent: dict[int, int] = {}
         """Sequence number -> hash of its payload, for the last `_N_RECENT` applied."""
+        self._work = 0
+        """Work done since the loop had its last turn, in blocks."""
         self._epoch = 0
         """Counts calls of `reset`: what was received before one must not be applied after it."""
         self._suspect = False
@@ -181,6 +195,9 @@ class KvSubscriber:
             await self._catch_up()
         elif reconnected and self._suspect:
             await self._verify()
+        while self._index.stale_count and not await sub.poll(0):
+            self._index.sweep(_BLOCKS_PER_TURN)
+            await self._pace(_BLOCKS_PER_TURN)
         if not await sub.poll(_POLL_MS):
             return
         frames = await sub.recv_multipart()
@@ -192,6 +209,17 @@ class KvSubscriber:
             self.stats.malformed += 1
         else:
             await self._take(*message)
+        await self._pace(_WORK_PER_MESSAGE)
+
+    async def _pace(self, work: int) -> None:
+        """Count work, in blocks, and let the loop turn when it has been enough.
+
+        ZMQ's futures of what is already there are done at once: awaiting them lets nobody else run.
+        """
+        self._work += work
+        if self._work >= _BLOCKS_PER_TURN:
+            self._work = 0
+            await asyncio.sleep(0)
 
     def _read_monitor(self, monitor: zmq.Socket[bytes]) -> bool:
         """Note a lost connection; whether a new one was made."""
@@ -240,14 +268,16 @@ class KvSubscriber:
 
     async def _apply(self, sequence: int, payload: bytes) -> None:
         """Apply the batch that is next."""
+        epoch = self._epoch
         try:
-            batch = decode_batch(payload)
+            batch = BatchReader(payload)
         except KvEventError:
             # It may have removed blocks.
             self.stats.malformed += 1
             self._forget("a batch could not be understood")
         else:
-            if not await self._apply_events(batch):
+            await self._pace(len(payload) // _BYTES_PER_BLOCK // 16)
+            if not await self._apply_events(batch, epoch):
                 return
         self._expected = sequence + 1
         self._recent[sequence] = xxh3_64_intdigest(payload)
@@ -256,20 +286,23 @@ class KvSubscriber:
         if self.state is not FeedState.REPLAYING:
             self._enter(FeedState.LIVE, f"batch {sequence} applied")
 
-    async def _apply_events(self, batch: EventBatch) -> bool:
-        """Apply events with a pause for others after some; False when a `reset` came in between."""
-        epoch, work = self._epoch, 0
+    async def _apply_events(self, batch: BatchReader, epoch: int) -> bool:
+        """Apply events slice by slice, with pauses for others; False when a `reset` came in between."""
         self.stats.batches += 1
-        self.stats.skipped_events += batch.skipped
-        if batch.lost_removal:
-            self._forget("a removal could not be understood")
-        for event in batch.events:
-            self._index.apply(self.worker, event, rank=self.rank)
+        for event, n_bytes in batch.read():
+            await self._pace(1 + n_bytes // _BYTES_PER_BLOCK)
+            if epoch != self._epoch:
+                return False
+            if isinstance(event, Skipped):
+                self.stats.skipped_events += 1
+                if event.may_remove:
+                    self._forget("a removal could not be understood")
+                continue
             self.stats.events += 1
-            work += _work(event)
-            if work >= _BLOCKS_PER_TURN:
-                work = 0
-                await asyncio.sleep(0)
+            # More than the index can hold would push out its own leading blocks, the useful ones.
+            for part in slices(event, _BLOCKS_PER_TURN, most=self._index.max_blocks):
+                self._index.apply(self.worker, part, rank=self.rank)
+                await self._pace(_work(part))
                 if epoch != self._epoch:
                     return False
         return True
@@ -362,6 +395,7 @@ class KvSubscriber:
                 break
             found = found or message[0] == start
             await self._take_replayed(*message)
+            await self._pace(_WORK_PER_MESSAGE)
         return found
 
     async def _take_replayed(self, sequence: int, payload: bytes) -> None:
@@ -379,7 +413,7 @@ class KvSubscriber:
 
 def _work(event: KvEvent) -> int:
     """About how many blocks are touched."""
-    return 1 if isinstance(event, AllBlocksCleared) else 1 + len(event.block_hashes)
+    return 1 if isinstance(event, AllBlocksCleared) else len(event.block_hashes)
 
 
 def _set_options(socket: zmq.asyncio.Socket) -> None:

@@ -14,11 +14,14 @@ from __future__ import annotations
 import sys
 from array import array
 from enum import StrEnum
-from typing import Annotated, Any, Final, NewType
+from typing import TYPE_CHECKING, Annotated, Any, Final, NewType
 
 import msgspec
 
 from policies.types import TokenIds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 EngineHash = NewType("EngineHash", int)
 """The engine's own block hash, opaque to us: its low 64 bits, unsigned, whatever form it was sent in."""
@@ -29,6 +32,8 @@ MAX_EVENTS: Final = 65_536
 """Events in a batch (SGLang sends one for each page)."""
 MAX_TOKENS: Final = 1 << 20
 """Token ids in a batch, all its events together."""
+MAX_EVENT_TOKENS: Final = 1 << 18
+"""Token ids in one event, and hashes. An event is decoded in one go: at this size in some 15 ms."""
 MAX_BLOCK_SIZE: Final = 1 << 16
 MAX_GROUPS: Final = 1024
 MAX_NAME_CHARS: Final = 1024
@@ -114,8 +119,8 @@ class Encoding(StrEnum):
 # The wire's own shapes. Fields that every encoder sends as one type are typed, so msgspec refuses the others
 # while decoding; the optional ones differ between releases and are judged one by one below.
 _Hash = int | bytes
-_Hashes = Annotated[list[_Hash], msgspec.Meta(max_length=MAX_TOKENS)]
-_Tokens = Annotated[list[int], msgspec.Meta(max_length=MAX_TOKENS)]
+_Hashes = Annotated[list[_Hash], msgspec.Meta(max_length=MAX_EVENT_TOKENS)]
+_Tokens = Annotated[list[int], msgspec.Meta(max_length=MAX_EVENT_TOKENS)]
 
 
 class _StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", gc=False):
@@ -195,34 +200,96 @@ class _BadEventError(Exception):
     """One event of a batch cannot be understood."""
 
 
+class Skipped(msgspec.Struct, frozen=True, gc=False):
+    """An event that could not be understood."""
+
+    may_remove: bool
+    """It may have removed blocks: what is known of the engine may now claim too much."""
+
+
+class BatchReader:
+    """One batch, of which each event is decoded when it is asked for: a large batch need not hold up its reader
+    for long.
+    """
+
+    __slots__ = ("_events", "dp_rank", "ts")
+
+    def __init__(self, payload: bytes) -> None:
+        """Raises KvEventError when the payload is no batch, or larger than the caps of this module."""
+        if not payload or len(payload) > MAX_PAYLOAD_BYTES:
+            message = f"a KV event batch of {len(payload)} bytes; from 1 to {MAX_PAYLOAD_BYTES} are read"
+            raise KvEventError(message)
+        decoder: msgspec.msgpack.Decoder[_BatchArray] | msgspec.msgpack.Decoder[_BatchMap]
+        decoder = _batch_map if payload[0] in _MAP_LEADS else _batch_array
+        try:
+            wire = decoder.decode(payload)
+        except _DECODE_ERRORS as error:
+            message = f"not a batch of KV events: {error}"
+            raise KvEventError(message) from error
+        self.ts = wire.ts
+        self.dp_rank = wire.data_parallel_rank
+        self._events = wire.events
+
+    def read(self) -> Iterator[tuple[KvEvent | Skipped, int]]:
+        """Each event and its bytes on the wire, in order."""
+        budget = MAX_TOKENS
+        for raw in self._events:
+            wire = memoryview(raw)
+            event: KvEvent | Skipped
+            try:
+                event = _decode_event(wire, budget)
+            except (_BadEventError, *_DECODE_ERRORS):
+                event = Skipped(_may_forget(raw))
+            if isinstance(event, BlockStored):
+                budget -= len(event.token_ids) // 4
+            yield event, len(wire)
+
+
 def decode_batch(payload: bytes) -> EventBatch:
-    """Decode one batch. An event that is broken or of an unknown type is skipped and counted.
+    """Decode one batch in one go. An event that is broken or of an unknown type is skipped and counted.
 
     Raises KvEventError when the payload is no batch, or larger than the caps of this module.
     """
-    if not payload or len(payload) > MAX_PAYLOAD_BYTES:
-        message = f"a KV event batch of {len(payload)} bytes; from 1 to {MAX_PAYLOAD_BYTES} are read"
-        raise KvEventError(message)
-    decoder: msgspec.msgpack.Decoder[_BatchArray] | msgspec.msgpack.Decoder[_BatchMap]
-    decoder = _batch_map if payload[0] in _MAP_LEADS else _batch_array
-    try:
-        wire = decoder.decode(payload)
-    except _DECODE_ERRORS as error:
-        message = f"not a batch of KV events: {error}"
-        raise KvEventError(message) from error
-    events: list[KvEvent] = []
-    skipped, lost_removal, budget = 0, False, MAX_TOKENS
-    for raw in wire.events:
-        try:
-            event = _decode_event(memoryview(raw), budget)
-        except (_BadEventError, *_DECODE_ERRORS):
-            skipped += 1
-            lost_removal = lost_removal or _may_forget(raw)
-            continue
-        if isinstance(event, BlockStored):
-            budget -= len(event.token_ids) // 4
-        events.append(event)
-    return EventBatch(wire.ts, tuple(events), wire.data_parallel_rank, skipped, lost_removal)
+    reader = BatchReader(payload)
+    found = [event for event, _ in reader.read()]
+    skipped = [event for event in found if isinstance(event, Skipped)]
+    return EventBatch(
+        reader.ts,
+        tuple([event for event in found if not isinstance(event, Skipped)]),
+        reader.dp_rank,
+        len(skipped),
+        any(event.may_remove for event in skipped),
+    )
+
+
+def slices(event: KvEvent, n_blocks: int, *, most: int | None = None) -> Iterator[KvEvent]:
+    """The event as smaller ones of up to `n_blocks` blocks that say the same when applied in order: each
+    follows the last block of the one before. Of blocks stored, only the leading `most`.
+    """
+    if isinstance(event, BlockStored):
+        n_told = len(event.block_hashes) if most is None else min(most, len(event.block_hashes))
+        yield from (_part(event, at, min(at + n_blocks, n_told)) for at in range(0, n_told, n_blocks))
+    elif isinstance(event, BlockRemoved):
+        for at in range(0, len(event.block_hashes), n_blocks):
+            yield BlockRemoved(event.block_hashes[at : at + n_blocks], event.medium, event.group)
+    else:
+        yield event
+
+
+def _part(event: BlockStored, start: int, end: int) -> BlockStored:
+    """Blocks `start:end` of an event."""
+    if start == 0 and end == len(event.block_hashes):
+        return event
+    block_bytes = 4 * event.block_size
+    n_plain = None if event.n_plain is None else max(0, event.n_plain - start)
+    return msgspec.structs.replace(
+        event,
+        block_hashes=event.block_hashes[start:end],
+        parent=event.block_hashes[start - 1] if start else event.parent,
+        token_ids=TokenIds(event.token_ids[block_bytes * start : block_bytes * end]),
+        salt=None if start else event.salt,
+        n_plain=None if n_plain is None or n_plain >= end - start else n_plain,
+    )
 
 
 def _may_forget(raw: msgspec.Raw) -> bool:

@@ -325,7 +325,6 @@ class PrefixIndex:
         while self._n_predicted + n_new > bound or self._n_queued + len(fresh) > 2 * bound:
             if not self._expiries:
                 break
-            self._expiries[0][2].tear()
             self._expire_first()
             n_new = len(fresh) - sum(map(state.predicted.__contains__, fresh))
         if not fresh:
@@ -358,8 +357,6 @@ class PrefixIndex:
         open_ones = [block for block in blocks if block in state.predicted]
         for block in open_ones:
             self._drop_predicted(state, block)
-        if open_ones:
-            state.tear()
         return len(open_ones)
 
     def _unconfirmed(
@@ -502,7 +499,8 @@ class PrefixIndex:
             self._unset(state, tier, block)
 
     def _drop_predicted(self, state: WorkerBlocks, block: BlockHash) -> None:
-        del state.predicted[block]
+        # Whatever is predicted for longer was predicted without this block, so it misses nothing.
+        state.torn_until = max(state.torn_until, state.predicted.pop(block))
         self._size -= 1
         self._n_predicted -= 1
         self._unset(state, Tier.DEVICE, block)
@@ -534,8 +532,9 @@ class PrefixIndex:
         """Drop up to `n_blocks` of its victims, those chosen before or new ones."""
         if not state.victims.hashes:
             state.choose_victims(max(n_blocks, state.size // _VICTIMS_FRACTION))
-        state.tear()
         tier, engines, hashes = state.victims
+        if engines is not None:
+            state.tear()
         while n_blocks and hashes:
             victim = hashes.pop()
             # It may have gone by itself meanwhile.

@@ -124,7 +124,7 @@ class WorkerBlocks:
         return self.n_exact + len(self.predicted)
 
     def tear(self) -> None:
-        """Blocks go: there may now be holes in what was predicted so far."""
+        """Blocks that events told of go: there may now be holes in all that was predicted so far."""
         self.torn_until = self.latest_deadline
 
     def choose_victims(self, n_blocks: int) -> None:

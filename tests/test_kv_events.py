@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.kv_events import (
+    MAX_EVENT_TOKENS,
     MAX_EVENTS,
     MAX_GROUPS,
     MAX_PAYLOAD_BYTES,
@@ -29,6 +30,7 @@ from cache.kv_events import (
     KvEventError,
     decode_batch,
     encode_batch,
+    slices,
 )
 from policies.types import TokenIds
 
@@ -323,3 +325,59 @@ events = st.one_of(
 def test_what_is_encoded_is_decoded(ts: float, some: list[KvEvent], rank: int | None, encoding: Encoding) -> None:
     batch = EventBatch(ts, tuple(some), rank)
     assert decode_batch(encode_batch(batch, encoding)) == batch
+
+
+# --- smaller pieces ---
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.none() | st.integers(0, 12), st.none() | st.integers(1, 12))
+def test_slices_put_together_are_the_event(n_blocks: int, n_each: int, n_plain: int | None, most: int | None) -> None:
+    hashes = tuple(map(EngineHash, range(100, 100 + n_blocks)))
+    tokens = array("I", range(2 * n_blocks))
+    plain = None if n_plain is None or n_plain >= n_blocks else n_plain
+    event = BlockStored(
+        hashes, EngineHash(99), TokenIds(tokens.tobytes()), 2, "a", "GPU", group=3, group_kind="mamba", n_plain=plain
+    )
+    parts = list(slices(event, n_each, most=most))
+    n_told = n_blocks if most is None else min(most, n_blocks)
+    at = 0
+    for part in parts:
+        assert isinstance(part, BlockStored)
+        end = at + len(part.block_hashes)
+        assert 0 < len(part.block_hashes) <= n_each
+        assert (part.block_hashes, part.parent) == (hashes[at:end], EngineHash(99 + at))
+        assert part.token_ids == TokenIds(tokens[2 * at : 2 * end].tobytes())
+        assert (part.adapter, part.medium, part.group, part.group_kind) == ("a", "GPU", 3, "mamba")
+        told = len(part.block_hashes) if part.n_plain is None else part.n_plain
+        assert told == min(end, n_blocks if plain is None else max(plain, at)) - at
+        at = end
+    assert at == n_told
+
+
+def test_only_the_first_slice_starts_the_prompt() -> None:
+    event = BlockStored((EngineHash(1), EngineHash(2)), None, TokenIds(bytes(8)), 1, salt="s")
+    first, second = slices(event, 1)
+    assert isinstance(first, BlockStored)
+    assert isinstance(second, BlockStored)
+    assert (first.parent, first.salt) == (None, "s")
+    assert (second.parent, second.salt) == (EngineHash(1), None)
+
+
+def test_other_events_in_slices() -> None:
+    removal = BlockRemoved(tuple(map(EngineHash, range(5))), "CPU", 1)
+    assert list(slices(removal, 2, most=1)) == [
+        BlockRemoved((EngineHash(0), EngineHash(1)), "CPU", 1),
+        BlockRemoved((EngineHash(2), EngineHash(3)), "CPU", 1),
+        BlockRemoved((EngineHash(4),), "CPU", 1),
+    ]
+    assert list(slices(AllBlocksCleared(), 1)) == [AllBlocksCleared()]
+
+
+def test_an_event_with_too_many_tokens_is_skipped() -> None:
+    def skipped(n_blocks: int) -> int:
+        hashes = tuple(map(EngineHash, range(n_blocks)))
+        event = BlockStored(hashes, None, TokenIds(bytes(4 * 64 * n_blocks)), 64)
+        return decode_batch(encode_batch(EventBatch(0.0, (event,)))).skipped
+
+    assert skipped(MAX_EVENT_TOKENS // 64) == 0
+    assert skipped(MAX_EVENT_TOKENS // 64 + 1) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
+from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -174,10 +175,14 @@ def subscriber_of(engine: Engine, index: PrefixIndex, context: zmq.asyncio.Conte
 
 @asynccontextmanager
 async def scene(
-    *, replay: bool = True, topic: str = "", before: Callable[[Engine], Awaitable[None]] | None = None
+    *,
+    replay: bool = True,
+    topic: str = "",
+    before: Callable[[Engine], Awaitable[None]] | None = None,
+    index: PrefixIndex | None = None,
 ) -> AsyncIterator[Scene]:
     context = zmq.asyncio.Context()
-    index = PrefixIndex(max_blocks=10_000)
+    index = PrefixIndex(max_blocks=10_000) if index is None else index
     index.add_worker(WORKER, model="m")
     engine = Engine(context, replay=replay)
     if before is not None:
@@ -541,6 +546,109 @@ def test_reset_amid_a_long_batch_leaves_nothing_of_it() -> None:
             await stage.applied(1)
             assert len(stage.index) == 0
             assert len(seen) == 1
+
+    run(main())
+
+
+class WatchedIndex(PrefixIndex):
+    """An index that notes how many blocks and how many events were applied in each turn of the loop."""
+
+    def __init__(self, *, max_blocks: int) -> None:
+        super().__init__(max_blocks=max_blocks)
+        self.turn = 0
+        self.blocks: Counter[int] = Counter()
+        self.events: Counter[int] = Counter()
+
+    def watch(self) -> None:
+        self.turn += 1
+        asyncio.get_running_loop().call_soon(self.watch)
+
+    def apply(self, worker: WorkerId, event: KvEvent, *, rank: int = 0) -> None:
+        assert not isinstance(event, AllBlocksCleared)
+        self.blocks[self.turn] += len(event.block_hashes)
+        self.events[self.turn] += 1
+        super().apply(worker, event, rank=rank)
+
+
+def many(n_blocks: int) -> BlockStored:
+    """The first blocks of the chain as one event."""
+    return BlockStored(
+        tuple([EngineHash(at + 1) for at in range(n_blocks)]),
+        None,
+        TokenIds(b"".join(ids(at) for at in range(n_blocks))),
+        16,
+    )
+
+
+def test_a_big_event_is_applied_over_several_turns() -> None:
+    async def main() -> None:
+        index = WatchedIndex(max_blocks=10_000)
+        async with scene(index=index) as stage:
+            index.watch()
+            await stage.engine.publish(many(5000))
+            await stage.applied(0)
+            assert (len(index), index.match(CHAIN)) == (5000, {WORKER: 64})
+            await stage.engine.publish(BlockRemoved(tuple(map(EngineHash, range(65, 5001)))))
+            await stage.applied(1)
+            assert (len(index), index.match(CHAIN)) == (64, {WORKER: 64})
+            assert index.blocks.total() == 5000 + 4936
+            assert max(index.blocks.values()) < 2 * 1024
+            assert stage.subscriber.stats.events == 2
+
+    run(main())
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_many_small_batches_let_the_loop_turn(*, replayed: bool) -> None:
+    async def main() -> None:
+        index = WatchedIndex(max_blocks=10_000)
+        async with scene(index=index) as stage:
+            index.watch()
+            for at in range(600):
+                if replayed and 0 < at < 599:
+                    stage.engine.record(stored(at))
+                else:
+                    await stage.engine.publish(stored(at))
+            await stage.applied(599)
+            assert (len(index), stage.subscriber.stats.gaps) == (600, int(replayed))
+            # Receiving a message counts as 64 blocks, its event and block as 2: 16 messages are a turn's work.
+            assert max(index.events.values()) <= 17
+
+    run(main())
+
+
+def test_an_event_larger_than_the_index_keeps_its_leading_blocks() -> None:
+    async def main() -> None:
+        async with scene(index=PrefixIndex(max_blocks=1500)) as stage:
+            await stage.engine.publish(many(5000))
+            await stage.applied(0)
+            assert (len(stage.index), stage.depth) == (1500, 64)
+
+    run(main())
+
+
+def test_what_a_reset_leaves_behind_is_swept_by_the_idle_subscriber() -> None:
+    async def main() -> None:
+        async with scene(replay=False) as stage:
+            await stage.engine.publish(many(5000))
+            await stage.applied(0)
+            stage.subscriber.reset()
+            assert (len(stage.index), stage.depth, stage.index.stale_count) == (0, 0, 5000)
+            await until(lambda: stage.index.stale_count == 0)
+            stage.index.check_integrity()
+
+    run(main())
+
+
+def test_a_removal_that_cannot_be_read_forgets_what_came_before_it_and_no_more() -> None:
+    async def main() -> None:
+        async with scene(replay=False) as stage:
+            unreadable = BlockRemoved((EngineHash(1),), group="x")  # type: ignore[arg-type]  # what is under test
+            await stage.engine.publish(stored(0), stored(1), unreadable, stored(0))
+            await stage.applied(0)
+            stats = stage.subscriber.stats
+            assert (stage.depth, len(stage.index)) == (1, 1)
+            assert (stats.events, stats.skipped_events) == (3, 1)
 
     run(main())
 
