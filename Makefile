@@ -9,7 +9,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
-.PHONY: help run test check bench
+.PHONY: help run test check bench redis
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -17,7 +17,7 @@ help: ## Show this list
 run: $(STAMP) ## Gateway and two simulated workers, with a request to paste (PORT=8000)
 	$(BIN)/prefixgate demo --port $(PORT)
 
-test: $(STAMP) ## Run all tests
+test: $(STAMP) redis ## Run all tests
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(STAMP) ## Lint, formatting, types and the four floors
@@ -35,3 +35,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# Tests of the stores talk to a real Redis server. Where it cannot be installed, this says how, and goes on.
+redis:
+	@command -v redis-server >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing redis-server for the tests"; \
+		{ apt-get install -y -qq redis-server || { apt-get update -qq && apt-get install -y -qq redis-server; }; } >/dev/null \
+			|| echo "redis-server could not be installed; tests that need it will say so" >&2; \
+	else \
+		echo "redis-server is missing; tests that need it will say so (sudo apt-get install redis-server)" >&2; \
+	fi

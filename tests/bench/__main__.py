@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 _DEFAULT = "dataplane"
-_NAMES = ("dataplane", "stages", "tokens", "index", "routing", "simulated")
+_NAMES = ("dataplane", "stages", "tokens", "index", "routing", "simulated", "churn")
 
 if __name__ == "__main__":
     named = sys.argv[1:2] and sys.argv[1] in _NAMES
