@@ -229,10 +229,10 @@ class RequestPipeline:
             start = exchange.cached_blocks
             ttl = self._prediction_ttl + worker.prefill.seconds(now)
         else:
-            # Each use prolongs the whole prefix, in steps, so that most uses find nothing to do.
-            step = self._unconfirmed_ttl / _PROLONG_STEPS
+            # Each use prolongs the whole prefix, in steps of time, so that most uses find nothing to do.
             start = 0
-            ttl = self._unconfirmed_ttl - now % step
+            ttl = self._unconfirmed_ttl
+            now -= now % (ttl / _PROLONG_STEPS)
         fresh = self._index.predict(worker.id, blocks.hashes, start=start, now=now, ttl=ttl)
         exchange.predicted = [*exchange.predicted, *fresh] if exchange.predicted else fresh
 
