@@ -19,6 +19,7 @@ from backends.fleet_state import FleetState, Worker
 from backends.upstream import UpstreamPool
 from cache.prefix_index import PrefixIndex
 from gateway.exchange import Exchange
+from gateway.model_choice import served_model, unknown_model
 from gateway.openai_api import ROUTES, ApiError, Kind, read_call
 from gateway.prompts import PromptReader, PromptView, guess
 from policies.routing import Needs, Prompt, RoutingPolicy
@@ -109,10 +110,7 @@ class RequestPipeline:
             exchange.respond(200, orjson.dumps({"object": "list", "data": self.fleet.merged_cards()}))
             return
         call = exchange.call = read_call(route.kind, exchange.body)
-        if call.model is None:
-            call.model = self._only_model()
-        elif not self.fleet.serving(call.model):
-            raise self._unknown_model(call.model)
+        call.model = served_model(self.fleet, call.model)
         if self._needs is _PREFIXES:
             self._read_prompt(exchange)
         else:
@@ -184,7 +182,7 @@ class RequestPipeline:
         fleet = self.fleet
         workers = fleet.candidates(fleet.serving(call.model), exchange.tried, now)
         if not workers:
-            raise self._unknown_model(call.model)  # it was served a moment ago
+            raise unknown_model(self.fleet, call.model)  # it was served a moment ago
         view = exchange.prompt
         if view is None:
             views = [worker.load() if self._needs is _LOAD else worker.name_only for worker in workers]
@@ -318,41 +316,6 @@ class RequestPipeline:
         assert call is not None, "set by begin"
         assert call.model is not None, "set by begin"
         return any(worker not in exchange.tried for worker in self.fleet.serving(call.model))
-
-    # Which model
-
-    def _only_model(self) -> str:
-        models = self.fleet.models
-        if len(models) == 1:
-            return models[0]
-        if not models:
-            raise _no_worker_yet()
-        raise ApiError(
-            400,
-            f"`model` is missing; this fleet serves {_listed(models)}.",
-            param="model",
-            code="missing_model",
-        )
-
-    def _unknown_model(self, model: str) -> ApiError:
-        if not self.fleet.models:
-            return _no_worker_yet()
-        known = _listed(self.fleet.models)
-        return ApiError(
-            404,
-            f"The model `{model[:200]}` does not exist; this fleet serves {known}.",
-            param="model",
-            code="model_not_found",
-        )
-
-
-def _no_worker_yet() -> ApiError:
-    return ApiError(503, "No worker of this fleet has told its models yet.", code="no_worker")
-
-
-def _listed(models: tuple[str, ...]) -> str:
-    shown = ", ".join(f"`{model}`" for model in models[:10])
-    return shown if len(models) <= 10 else f"{shown} and {len(models) - 10} more"
 
 
 def _shown(value: bytes) -> str:

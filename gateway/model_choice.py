@@ -1,0 +1,50 @@
+"""Which model a request means, and how a client is told that there is no such model. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from backends.fleet_state import FleetState
+from gateway.openai_api import ApiError
+
+_LISTED: Final = 10
+
+
+def served_model(fleet: FleetState, model: str | None) -> str:
+    """The model to use: the one named, or the only one there is.
+
+    Raises:
+        ApiError: 404 for a name that no worker answers to, 400 where none is named and there are several, 503 while
+            no worker has told its models.
+    """
+    if model is None:
+        return _only_model(fleet.models)
+    if not fleet.serving(model):
+        raise unknown_model(fleet, model)
+    return model
+
+
+def unknown_model(fleet: FleetState, model: str) -> ApiError:
+    """The error for a name that no worker answers to."""
+    if not fleet.models:
+        return _no_worker_yet()
+    message = f"The model `{model[:200]}` does not exist; this fleet serves {_listed(fleet.models)}."
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def _only_model(models: tuple[str, ...]) -> str:
+    if not models:
+        raise _no_worker_yet()
+    if len(models) > 1:
+        message = f"`model` is missing; this fleet serves {_listed(models)}."
+        raise ApiError(400, message, param="model", code="missing_model")
+    return models[0]
+
+
+def _no_worker_yet() -> ApiError:
+    return ApiError(503, "No worker of this fleet has told its models yet.", code="no_worker")
+
+
+def _listed(models: tuple[str, ...]) -> str:
+    shown = ", ".join(f"`{model}`" for model in models[:_LISTED])
+    return shown if len(models) <= _LISTED else f"{shown} and {len(models) - _LISTED} more"
