@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from sys import maxsize
 from typing import Any
 
 from jinja2 import nodes
@@ -16,6 +17,39 @@ from jinja2 import nodes
 
 class TemplateError(Exception):
     """A chat request that cannot be rendered; the message is for the client."""
+
+
+class NotTextError(TemplateError):
+    """A message holds an image, audio, a file: parts that an engine takes and makes tokens of which text does not tell.
+
+    The request may be in order, and so is the template.
+    """
+
+
+_RENDERED = ("messages", "tools", "documents", "chat_template_kwargs")
+
+
+def chat_size(body: Mapping[str, object], *, most_values: int = maxsize, most_chars: int = maxsize) -> tuple[int, int]:
+    """How much there is to render in a chat request: JSON values at any depth, and characters of the strings.
+
+    A message with a role and a text counts as three values. Rendering takes 0.5 to 2 microseconds for each value,
+    counting a tenth of that, and it ends once a limit is passed: a result beyond a limit says no more than that.
+    Never raises.
+    """
+    values, chars = -len(_RENDERED), 0
+    # Not by recursion: a body may be nested deeper than Python's stack.
+    containers: list[Any] = [[body.get(name) for name in _RENDERED]]
+    while containers and chars <= most_chars:
+        container = containers.pop()
+        values += len(container)
+        if values > most_values:
+            break
+        for value in container.values() if type(container) is dict else container:
+            if type(value) is str:
+                chars += len(value)
+            elif type(value) is dict or type(value) is list:
+                containers.append(value)
+    return values, chars
 
 
 _TEXT_PARTS = {
@@ -129,9 +163,12 @@ def _part(entry: object) -> dict[str, Any] | None:
         message = "each part of a message's content must be an object or a string"
         raise TemplateError(message)
     kind = entry.get("type", "text")
-    if kind not in _TEXT_PARTS:
-        message = f"content parts of type {kind!r} are not text"
+    if not isinstance(kind, str):
+        message = "the type of a content part must be a string"
         raise TemplateError(message)
+    if kind not in _TEXT_PARTS:
+        message = f"content parts of type {kind[:40]!r} are not text"
+        raise NotTextError(message)
     text = entry.get(_TEXT_PARTS[kind])
     if text is None:
         return None

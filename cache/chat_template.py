@@ -19,7 +19,7 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from cache.chat_messages import TemplateError, chat_variables, iterates_content
+from cache.chat_messages import NotTextError, TemplateError, chat_variables, iterates_content
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
     from jinja2.runtime import Macro
 
-__all__ = ["ChatTemplate", "TemplateError"]
+__all__ = ["ChatTemplate", "NotTextError", "TemplateError"]
 
 MAX_RENDERED_CHARS = 64_000_000
 """The longest prompt that a template may write: twice the gateway's default limit of a body."""

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
     from cache.tokenizer import Tokenizer
 
+LONGEST_PIECE = 4
+"""In `piece_chars`: nearly all text has a place to cut by then."""
+_LONG_PIECES = 128
+"""In `piece_chars`: the sum of the longer pieces that one lookup walks over, at some 10 ns a character."""
+
 _PieceKey = NewType("_PieceKey", bytes)
 """128-bit chained hash of a piece and all before it, or of a whole text."""
 
@@ -97,6 +102,8 @@ class PromptBlockCache:
         """`max_bytes` bounds the cache's own memory, the table and the allocator's rounding included."""
         self._tokenizer = tokenizer
         self._cutter = PieceCutter(tokenizer, piece_chars=piece_chars)
+        self.longest_piece = LONGEST_PIECE * piece_chars
+        """Characters; a piece longer than this is tokenized only by an `encode` without `max_chars`."""
         # An OrderedDict, for a plain dict finds its oldest entry by walking over all that were dropped before
         # it.
         self._entries: OrderedDict[_PieceKey, _Entry] = OrderedDict()
@@ -172,7 +179,13 @@ class PromptBlockCache:
         offset, key = position.offset, position.key
         last = None
         walked, chunks = [], []
+        room = _LONG_PIECES * self._cutter.piece_chars
         while (cut := next_cut(text, offset)) < length:
+            # Long pieces are those whose end took a search; their number is bounded, as the time here is the loop's.
+            if cut - offset > self.longest_piece:
+                room -= cut - offset
+                if room < 0:
+                    break
             # In ASCII text, characters and bytes have the same places.
             piece = text[offset:cut].encode() if ascii_data is None else ascii_data[offset:cut]
             piece_key = _PieceKey(xxh3_128_digest(key + _PIECE + piece))
@@ -193,7 +206,11 @@ class PromptBlockCache:
         return hashes, n_tokens, _Position(offset, key, tip, remainder)
 
     def encode(self, scan: PromptScan, *, max_chars: int | None = None) -> EncodedTail:
-        """Tokenize the unknown tail, or the pieces of it that fit in `max_chars`, and at least one.
+        """Tokenize the unknown tail, or with `max_chars` its leading pieces that fit, and at least one.
+
+        But with `max_chars`, where the first piece is longer than that and longer than `longest_piece`, nothing is
+        tokenized: the result has the scan's own `position`, and `complete` is False. Such text (hexadecimal, one
+        letter a million times) is for a call without `max_chars`, in a thread.
 
         Thread-safe, changes nothing. Long text takes long: about 0.3 ms (fastokens) or 10 ms (tokenizers) for
         32,000 characters; see `Tokenizer` for the GIL.
@@ -201,8 +218,9 @@ class PromptBlockCache:
         text, (offset, key, tip, remainder) = scan.text, scan.position
         limit = len(text) if max_chars is None else offset + max_chars
         bounds = [offset]
+        longest = limit if max_chars is None else max(limit, offset + self.longest_piece)
         for cut in self._cutter.cuts(text, offset):
-            if cut > limit and len(bounds) > 1:
+            if cut > (limit if len(bounds) > 1 else longest):
                 break
             bounds.append(cut)
         texts = [text[start:end] for start, end in pairwise(bounds)]
@@ -211,6 +229,8 @@ class PromptBlockCache:
         else:
             parts = self._tokenizer.encode_many(texts)
         complete = bounds[-1] == len(text)
+        if not complete and not texts:
+            return EncodedTail((), array("Q"), scan.known.n_tokens, scan.position, complete=False)
         if complete and scan.add_special_tokens:
             parts = [*parts[:-1], TokenIds((parts[-1] if parts else b"") + self._cutter.suffix)]
         block_size, n_tokens = scan.key.block_size, scan.known.n_tokens

@@ -1,8 +1,9 @@
 """Where a text may be cut so that its pieces, tokenized one by one, give the tokens of the whole.
 
 Two kinds of places are safe. *Before an added token* that is matched in raw text and looks at nothing around
-itself: tokenizers split there before anything else. *Between words*, where the pre-tokenizer splits whatever
-stands around: shown on probes for the tokenizer at hand, and not used where that fails.
+itself: tokenizers split there before anything else. *Between words*, in front of a space or a mark, where the
+pre-tokenizer splits whatever stands around: shown on probes for the tokenizer at hand, each kind by itself, and not
+used where that fails.
 
 A cut depends on where its piece starts and on the few characters around the cut, so texts with a common
 beginning have their first pieces in common. Early pieces are short, so that a short system prompt is a piece
@@ -14,7 +15,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from os.path import commonprefix
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from policies.types import TokenIds
 
@@ -28,12 +29,54 @@ if TYPE_CHECKING:
 SHORTEST_PIECE = 64
 """Characters; an added token nearer than this to the start of its piece is no place to cut."""
 
-WORD_CUTS = (
-    r" (?<=[A-Za-z] )(?=[A-Za-z])",
-    "[\uff0c\u3002\u3001\uff1b\uff1a](?<=[\u4e00-\u9fa5].)(?=[\u4e00-\u9fa5])",
+REACH_PIECES = 16
+"""Pieces within which a cut must come; where none does, the text is one piece from there to its end. Text with no
+place to cut (hexadecimal, one letter a million times, Thai) is so recognised by a look at its beginning."""
+
+_LETTERS = (
+    "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af"  # Latin
+    "\u0391-\u03a1\u03a3-\u03ce\u0400-\u0481\u048a-\u0513\u0531-\u0556\u0561-\u0587"  # Greek, Cyrillic, Armenian
+    "\u05d0-\u05ea\u0621-\u063a\u0641-\u064a\u0671-\u06d3"  # Hebrew, Arabic, Persian and Urdu
+    "\u0904-\u0939\u0958-\u0961\u0e01-\u0e30\u10d0-\u10f0"  # Devanagari, Thai, Georgian
+    "\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"  # kana, Chinese characters, Hangul
 )
-"""Places between words, at the start of a match: before a space between ASCII letters, before punctuation
-between Chinese characters. Each begins with the rarest character, for which the search is one quick scan."""
+"""Letters old enough that every library's Unicode tables have them: one that a library takes for punctuation would
+not end a word."""
+_WORD = f"0-9{_LETTERS}"
+_NO_SPACE = f"!-~{_LETTERS}"
+_VOWEL_SIGNS = "\u05b0-\u05bc\u064b-\u0652\u0900-\u0903\u093a-\u094d\u0980-\u0dff\u0e31-\u0e4e"
+"""Signs (and letters) of scripts whose words seldom end in a letter; good enough in front of a space."""
+
+
+class WordCut(NamedTuple):
+    """A kind of place to cut: in front of a character, where others stand around it."""
+
+    char: str
+    before: str
+    """Characters that may precede `char`, as inside of a regular expression's brackets."""
+    after: str = ""
+    """The same for what follows; empty: anything, or nothing."""
+
+    @property
+    def pattern(self) -> str:
+        """Matches at the cut. It begins with the character itself, for which the search is one quick scan."""
+        char = re.escape(self.char)
+        return f"{char}(?<=[{self.before}]{char})" + (f"(?=[{self.after}])" if self.after else "")
+
+
+MARKS = '\n\t,;:.!?()"=&/+-*#%@$\\{}' + "，。、；：！？（）「」『』" + "।،؛؟۔"
+"""Line ends and punctuation with which no word goes on. Not the apostrophe ("it's"), and none of the brackets and
+bars of which added tokens are made."""
+
+WORD_CUTS: tuple[tuple[WordCut, ...], ...] = (
+    (
+        WordCut(" ", _NO_SPACE + _VOWEL_SIGNS, _NO_SPACE),
+        WordCut(" ", _LETTERS + _VOWEL_SIGNS, _LETTERS),
+        WordCut(" ", "A-Za-z", "A-Za-z"),
+    ),
+    *((WordCut(mark, _WORD), WordCut(mark, _LETTERS), WordCut(mark, "\u4e00-\u9fa5")) for mark in MARKS),
+)
+"""Kinds of places between words. Of each row, the first that is shown to be safe is used."""
 
 _WORD_TEXTS = (
     "Hello world and some more words in a row",
@@ -52,6 +95,20 @@ _WORD_TEXTS = (
     "averyveryverylongwordwithoutanyspaces" * 6 + " followed by short ones",
 )
 
+# What may stand on both sides of a cut: each of the first with each of the second, where the kind of cut allows it.
+_LEFTS = (
+    *("word", "Two Words", "it's", "x", "WORD", "line\nline", "naïve", "e\u0301n", "straß", "if  x", "\tx"),
+    *("(y", ".Net", "7", "in 1234", "3.14", "1,000", "x86", "\n\n2", "end.", "really?!", "f()", "a_", "'", "--"),
+    *('{"a":', "<b>", "αβγ", "Привет", "ёж", "שלום", "مرحبا", "العدد ٣ هو", "नमस्ते", "हम", "ภาษาไทย", "ქართული"),
+    *("日本語", "カタカナ", "ひらがな", "한국어", "中文，字"),
+)
+_RIGHTS = (
+    *("", "word", "two words", "X", "s", "ll go", "'s", "_a", "e\u0301n", "ñ", "7", "1234", "3.14", ".", "..."),
+    *("()", ",x", "--x", "/", "//", "://x", "!?", '"x"', "'", "<b>", "\n", "\n\nx", "\r\n", "\t", " ", " x"),
+    *("  x", " \n", "αβγ", "мир", "שלום", "العربية", "दुनिया", "ไทย", "日本", "カナ", "かな", "세계", "。", "，中"),
+    *("😀",),
+)
+
 
 class PieceCutter:
     """The rule of cutting for one tokenizer. Immutable."""
@@ -65,23 +122,28 @@ class PieceCutter:
         """False when special tokens cannot be added after tokenizing: then a text is one piece."""
         self.prefix, self.suffix = frame or (TokenIds(b""), TokenIds(b""))
         """What a post-processor puts before and behind the ids of a text when special tokens are added."""
-        words = [] if frame is None else [cut for cut in WORD_CUTS if _proves_cut(tokenizer, cut)]
+        words = [] if frame is None else word_cuts(tokenizer)
         tokens = [] if frame is None else cut_tokens(tokenizer.added_tokens)
         if not _proves_tokens(tokenizer, tokens):
             tokens = []
         self._tokens = re.compile(trie_pattern(tokens)) if tokens else None
-        self._words = re.compile("|".join(words)) if words else None
-        either = [*words, trie_pattern(tokens)] if tokens else words
+        patterns = _patterns(words)
+        self._words = re.compile("|".join(patterns)) if words else None
+        either = [*patterns, trie_pattern(tokens)] if tokens else patterns
         self._either = re.compile("|".join(either)) if either else None
         self._token_start = commonprefix(tokens)  # noqa: RUF071  # of characters, that is what is wanted
         self._longest_token = max(map(len, tokens), default=0)
-        self.word_cuts = len(words)
-        """How many of `WORD_CUTS` are used."""
+        self._reach = REACH_PIECES * piece_chars
+        self.word_cuts = tuple(words)
+        """The kinds of places between words that are used."""
         self.token_cuts = len(tokens)
         """How many added tokens are places to cut at."""
 
     def next_cut(self, text: str, start: int) -> int:
-        """The end of the piece that starts at `start`: a cut, or the length of the text."""
+        """The end of the piece that starts at `start`: a cut, or the length of the text.
+
+        Reads at most `REACH_PIECES * piece_chars` characters, with a little more around the cut.
+        """
         if self._either is None:
             return len(text)
         long = start + self.piece_chars
@@ -102,7 +164,7 @@ class PieceCutter:
                 return near.start()
         # From `long` on either kind will do, so that the search never reads far beyond the cut which it
         # finds.
-        found = self._either.search(text, long)
+        found = self._either.search(text, long, start + self._reach)
         return len(text) if found is None else found.start()
 
     def cuts(self, text: str, start: int = 0) -> Iterator[int]:
@@ -181,18 +243,65 @@ def _encode(tokenizer: Tokenizer, text: str) -> TokenIds:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def _proves_cut(tokenizer: Tokenizer, cut: str) -> bool:
+def word_cuts(tokenizer: Tokenizer) -> list[WordCut]:
+    """The kinds of places between words where this tokenizer splits whatever stands around; at most one of a row."""
+    if tokenizer.reference.pre_tokenizer is None:
+        return []
+    found = (next((cut for cut in row if _proves_cut(tokenizer, cut)), None) for row in WORD_CUTS)
+    return [cut for cut in found if cut is not None]
+
+
+def _patterns(cuts: Sequence[WordCut]) -> list[str]:
+    """Patterns for the cuts, those with the same surroundings in one: a search tries them one by one."""
+    chars: dict[tuple[str, str], list[str]] = {}
+    for cut in cuts:
+        chars.setdefault((cut.before, cut.after), []).append(re.escape(cut.char))
+    return [
+        f"[{''.join(group)}](?<=[{before}](?s:.))" + (f"(?=[{after}])" if after else "")
+        for (before, after), group in chars.items()
+    ]
+
+
+def _proves_cut(tokenizer: Tokenizer, cut: WordCut) -> bool:
     """Does a cut at every match of the pattern leave the tokens as they are?"""
-    # No added token may reach over such a place, nor swallow the space behind a word.
-    for token in tokenizer.added_tokens:
-        if re.search("[A-Za-z] |[\u4e00-\u9fa5][\uff0c\u3002\u3001\uff1b\uff1a]", token.content):
-            return False
-        if token.rstrip and re.search("[A-Za-z]$", token.content):
-            return False
-    places = {text: [match.start() for match in re.finditer(cut, text)] for text in _WORD_TEXTS}
-    return all(
+    if any(_in_the_way(token, cut) for token in tokenizer.added_tokens):
+        return False
+    pattern = re.compile(cut.pattern)
+    places = {text: [match.start() for match in pattern.finditer(text)] for text in _WORD_TEXTS}
+    # All pairs for white space; for each mark another quarter of them, as there are many marks of few kinds.
+    step = 1 if cut.char.isspace() else _QUARTER
+    rights = [cut.char + right for right in _RIGHTS]
+    pairs = [
+        (left, right)
+        for i, left in enumerate(_LEFTS)
+        for j, right in enumerate(rights)
+        if (i + j) % step == ord(cut.char) % step and pattern.match(left + right, len(left))
+    ]
+    if len(pairs) < _FEWEST_PAIRS:
+        return False  # no proof
+    if not all(_splits_there(tokenizer, left + right, [len(left)]) for left, right in pairs):
+        return False
+    alone = [*_LEFTS, *rights]
+    ids = dict(zip(alone, tokenizer.encode_many(alone), strict=True))
+    wholes = tokenizer.encode_many([left + right for left, right in pairs])
+    return all(ids[left] + ids[right] == whole for (left, right), whole in zip(pairs, wholes, strict=True)) and all(
         _splits_there(tokenizer, text, found) and _same_tokens(tokenizer, text, found) for text, found in places.items()
     )
+
+
+_QUARTER = 4
+_FEWEST_PAIRS = 10
+
+
+def _in_the_way(token: AddedToken, cut: WordCut) -> bool:
+    """Could a match of an added token reach over such a cut, or depend on what is behind or in front of it?"""
+    char, first, last = re.escape(cut.char), token.content[:1], token.content[-1:]
+    follows = f"(?:[{cut.after}]|$)" if cut.after else ""
+    if re.search(f"[{cut.before}]{char}{follows}", token.content):
+        return True
+    if token.rstrip and cut.char.isspace() and re.match(f"[{cut.before}]", last):
+        return True  # it swallows the space
+    return bool(token.single_word and first == cut.char)  # behind a word it is no match, at a piece's start it is
 
 
 def _same_tokens(tokenizer: Tokenizer, text: str, places: Sequence[int]) -> bool:

@@ -9,7 +9,7 @@ from math import prod
 from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
-from cache.chat_template import ChatTemplate, TemplateError
+from cache.chat_template import ChatTemplate, NotTextError, TemplateError
 from cache.token_backends import ReferenceBackend, TokenBackend, choose_backend
 from cache.tokenizer_files import TokenizerError, TokenizerFiles, read_text, read_tokenizer_files
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from policies.types import TokenIds
 
-__all__ = ["TemplateError", "Tokenizer", "TokenizerError"]
+__all__ = ["NotTextError", "TemplateError", "Tokenizer", "TokenizerError"]
 
 log = logging.getLogger(__name__)
 

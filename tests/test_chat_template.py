@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from cache.chat_template import MAX_RENDERED_CHARS, ChatTemplate, TemplateError
+from cache.chat_messages import chat_size
+from cache.chat_template import MAX_RENDERED_CHARS, ChatTemplate, NotTextError, TemplateError
 from cache.token_backends import bytes_to_ids
 from tests.tokens_fixtures import EMBEDDED, TEMPLATES, dialogues, embedded
 
@@ -22,7 +23,7 @@ __all__ = ["embedded"]
 TOKENS = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 USER = {"role": "user", "content": "What is 2 + 2?"}
 ASSISTANT = {"role": "assistant", "content": "It is 4.\n"}
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -244,3 +245,43 @@ def test_output_is_bounded() -> None:
 def test_a_client_cannot_give_a_template() -> None:
     with pytest.raises(TemplateError, match="cannot set chat_template"):
         render("x", {"messages": [USER], "chat_template_kwargs": {"chat_template": "y"}})
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
+def test_what_is_not_text_can_be_told_from_a_broken_request(kind: str) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, {"type": kind}]}]}
+    with pytest.raises(NotTextError, match=f"'{kind}' are not text"):
+        render("x", body)
+
+
+@pytest.mark.parametrize("messages", [[{"role": "user", "content": [{"type": []}]}], [5], "hello"])
+def test_a_broken_request_is_not_taken_for_an_image(messages: object) -> None:
+    with pytest.raises(TemplateError) as caught:
+        render("x", {"messages": messages})
+    assert type(caught.value) is TemplateError
+
+
+def test_size_of_a_chat() -> None:
+    one = {"role": "user", "content": "four"}
+    assert chat_size({}) == (0, 0)
+    assert chat_size({"messages": "text"}) == (0, 4)
+    assert chat_size({"messages": [one]}) == (3, 8)
+    parts = {"role": "user", "content": [{"type": "text", "text": "abc"}, "de"]}
+    assert chat_size({"messages": [parts], "model": "not rendered"}) == (7, 13)
+    assert chat_size({"messages": [one], "tools": [TOOL]}) == (
+        13,
+        8 + len("functionweatherobjectstring") + len(TOOL["function"]["description"]),
+    )
+
+
+def test_counting_a_chat_ends_at_its_limits() -> None:
+    message = {"role": "u", "content": "x"}
+    many = {"messages": [message] * 100_000}
+    assert chat_size(many) == (300_000, 200_000)
+    assert chat_size(many, most_values=300) == (100_000, 0)
+    assert chat_size(many, most_values=100_010) == (100_012, 10)
+    assert chat_size(many, most_chars=300) == (100_302, 302)
+    nested: list[Any] = []
+    for _ in range(100_000):  # deeper than Python's stack
+        nested = [nested]
+    assert chat_size({"messages": nested}) == (100_000, 0)

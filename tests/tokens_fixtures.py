@@ -107,3 +107,45 @@ def metaspace(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """See `bert_tokenizer`."""
     return _saved(bert_tokenizer(), tmp_path_factory.mktemp("bert"))
+
+
+def byte_level_tokenizer(pre_tokenizer: pre_tokenizers.PreTokenizer) -> tokenizers.Tokenizer:
+    """A small byte-level BPE behind the given rule of splitting."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=2_000,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([real_text()[:60_000]], trainer)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """GPT-2's rule of splitting, with a space added in front of a text as RoBERTa's does."""
+    rule = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return _saved(byte_level_tokenizer(rule), tmp_path_factory.mktemp("gpt2"))
+
+
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""The rule of tiktoken's `o200k_base`, which several models share."""
+
+
+@pytest.fixture(scope="session")
+def o200k(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A byte-level BPE behind `O200K`."""
+    rule = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(O200K), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return _saved(byte_level_tokenizer(rule), tmp_path_factory.mktemp("o200k"))
