@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cache.block_hash import ChainKey
+from cache.chat_messages import chat_size
 from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import EncodedTail, PromptBlockCache, PromptBlocks, PromptScan
 from cache.tokenizer import TemplateError, Tokenizer
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 
 _CHARS_PER_TOKEN: Final = 4
 """A guess for prompts nobody counts; it only has to be right to a factor."""
+_VALUES_PER_MESSAGE: Final = 5
+_FEW_MESSAGES: Final = 100
+_FEW_CHARS: Final = 100_000
 _MAX_PENDING: Final = 64
 """Prompts whose tails may wait for a thread at once; further ones are routed by what is known of them."""
 
@@ -146,13 +150,20 @@ class PromptReader:
             source = completion_source(call)
             if source is None or (source.ids is not None and longest and len(source.ids) // 4 > longest):
                 return None
-        elif pieces > limits.max_messages:
+        elif pieces > limits.max_messages or self._is_long_to_render(call, pieces, chars):
             return None
         else:
             source = self._rendered(call)
         if source is not None and longest and len(source.text) > longest * self.tokenizer.longest_token_chars:
             return None
         return source
+
+    def _is_long_to_render(self, call: Call, pieces: int, chars: int) -> bool:
+        """Would the template hold up the loop? Asked of those only that are long or have tools."""
+        if pieces <= _FEW_MESSAGES and chars <= _FEW_CHARS and "tools" not in call.fields:
+            return False
+        most = _VALUES_PER_MESSAGE * self._limits.max_messages
+        return chat_size(call.fields, most_values=most)[0] > most
 
     def _rendered(self, call: Call) -> PromptSource | None:
         fields, attachments = chat_without_attachments(call.fields)
@@ -185,8 +196,9 @@ class PromptReader:
 
     def _take(self, view: PromptView, size: int, known: PromptBlocks, scan: PromptScan | None = None) -> None:
         tokens = float(known.n_tokens)
-        if scan is not None and scan.tail_chars:  # its tokens are as long as those known
-            tokens += scan.tail_chars * tokens / max(len(scan.text) - scan.tail_chars, 1)
+        if scan is not None and scan.tail_chars:  # its tokens are about as long as those known
+            known_chars = len(scan.text) - scan.tail_chars
+            tokens += scan.tail_chars * (tokens / known_chars if known_chars else 1 / _CHARS_PER_TOKEN)
         view.blocks[size] = known
         view.tokens = max(round(tokens / view.share), 1)
 

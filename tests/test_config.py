@@ -290,7 +290,7 @@ def test_no_idle_connections_means_no_pooling() -> None:
 def test_bounds_on_all_requests_together() -> None:
     config = parse_config(ONE_WORKER)
     assert config.limits.total_body_bytes == 1 << 30
-    assert (config.tokens.max_chars, config.tokens.max_messages) == (4_000_000, 10_000)
+    assert (config.tokens.max_chars, config.tokens.max_messages) == (4_000_000, 2_000)
     config = parse_config(
         ONE_WORKER + "limits: {body_bytes: 8MiB, total_body_bytes: 8MiB}\ntokens: {max_chars: 1, max_messages: 1}"
     )

@@ -199,7 +199,7 @@ class Tokens(Strict):
     """Longest time a request waits for such a thread; then it is routed by the part already known."""
     max_chars: int = Field(default=4_000_000, ge=1)
     """Longest prompt text, in characters, that is tokenized; a longer one is routed by its length alone."""
-    max_messages: int = Field(default=10_000, ge=1)
+    max_messages: int = Field(default=2_000, ge=1)
     """Most messages of a chat that is rendered; one of more is routed by its length alone."""
     threads: int = Field(default=1, ge=1, le=64)
     """Threads that tokenize long new text."""
