@@ -7,6 +7,7 @@ PYTHON ?= python3
 PORT ?= 8000
 VENV := .venv
 STAMP := $(VENV)/.installed
+RUN_STAMP := $(VENV)/.installed-run
 BIN := $(VENV)/bin
 
 .PHONY: help run test check bench redis
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
-run: $(STAMP) ## Gateway and two simulated workers, with a request to paste (PORT=8000)
+run: $(RUN_STAMP) ## Gateway and two simulated workers, with a request to paste (PORT=8000)
 	$(BIN)/prefixgate demo --port $(PORT)
 
 test: $(STAMP) redis ## Run all tests
@@ -29,10 +30,15 @@ check: $(STAMP) ## Lint, formatting, types and the four floors
 bench: $(STAMP) ## Run the benchmarks
 	$(BIN)/python -m tests.bench $(ARGS)
 
-$(STAMP): pyproject.toml constraints.txt
+# What it takes to run is a fraction of what it takes to test.
+$(RUN_STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "prefixgate needs Python 3.11 or later; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(STAMP): $(RUN_STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
