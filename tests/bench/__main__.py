@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
+import os
 import sys
-from pathlib import Path
 
 _DEFAULT = "dataplane"
 _NAMES = ("dataplane", "stages", "tokens", "index", "routing", "simulated", "churn")
 
 if __name__ == "__main__":
     named = sys.argv[1:2] and sys.argv[1] in _NAMES
-    name = sys.argv.pop(1) if named else _DEFAULT
-    sys.argv[0] = str(Path(__file__).with_name(f"{name}.py"))
-    runpy.run_module(f"tests.bench.{name}", run_name="__main__")
+    name = sys.argv[1] if named else _DEFAULT
+    # A process of its own: some benchmarks start others of their kind.
+    os.execv(sys.executable, [sys.executable, "-m", f"tests.bench.{name}", *sys.argv[2 if named else 1 :]])
