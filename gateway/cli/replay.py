@@ -87,10 +87,9 @@ def replay(
     ] = None,
     allow_errors: Annotated[bool, _report("Exit with 0 although requests failed.", "--allow-errors")] = False,
 ) -> None:
-    """Replay a request trace against an OpenAI endpoint, each request at its own time, and report what it
-    felt like.
+    """Replay a request trace against an OpenAI endpoint, and report latencies and hits.
 
-    Prompts are made from the trace's block ids, the same text for every target.
+    Each request is sent at its own time, whatever has become of the others. Prompts are made from the trace's block ids, the same text for every target.
     Ctrl-C stops early and reports what was measured so far.
 
     For a first look: prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms
