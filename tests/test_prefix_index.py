@@ -321,7 +321,7 @@ def test_predictions_of_unknown_workers_and_of_nothing() -> None:
     index = index_of(A)
     index.predict(C, chain(3), start=0, now=0.0, ttl=5.0)
     index.predict(A, chain(3), start=3, now=0.0, ttl=5.0)
-    assert (len(index), index._expiries) == (0, [])
+    assert (len(index), index._predictions.queue) == (0, [])
 
 
 def test_predictions_take_at_most_a_quarter() -> None:
@@ -339,7 +339,7 @@ def test_the_queue_of_predictions_is_bounded() -> None:
     index = index_of(A, max_blocks=400)
     for step in range(1000):
         index.predict(A, chain(20), start=0, now=step / 1000, ttl=5.0)
-        assert index._n_queued <= 200
+        assert index._predictions.n_queued <= 200
     assert index.match(chain(20)) == {A: 20}
     index.check_integrity()
 
@@ -403,7 +403,7 @@ def test_a_big_worker_is_cleared_at_once_and_swept_in_steps() -> None:
     index.add_worker(C, model="m", block_size=SIZE)
     assert index.match(chain(30)) == {A: 3, B: 20}
     assert (index.sweep(18), index.sweep(18)) == (0, 0)
-    assert index._free_slots == [0]
+    assert index._slots.free == [0]
     index.check_integrity()
     assert index.match(chain(30)) == {A: 3, B: 20}
     # The predictions that went with the clearing do not expire a second time.
@@ -431,7 +431,7 @@ def test_clearing_over_and_over_takes_no_more_than_the_bound() -> None:
         index.apply(A, stored(0, 10))
         index.clear(A)
         index.check_integrity()
-    assert len(index._slots) == 6
+    assert len(index._slots.owners) == 6
 
 
 # --- bounds ---
