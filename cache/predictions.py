@@ -81,7 +81,6 @@ class Predictions:
             device[block] = intern(device.get(block, 0) | bit)
         self.n_held += len(added)
         state.predicted.update(dict.fromkeys(fresh, deadline))
-        state.latest_deadline = max(state.latest_deadline, deadline)
         if not at_root:
             state.tear()
         self.n_queued += len(fresh)

@@ -182,7 +182,10 @@ class PrefixIndex:
         opened = self._predictions.prepare(state, hashes, start, deadline)
         if not opened.blocks:
             return ()
-        self._make_room(opened.n_new)
+        # Room for all, not for the new ones alone: to make it, predictions of this very prompt may have to go. And
+        # whatever goes from now on tears a hole into what is about to be predicted for that long.
+        state.latest_deadline = max(state.latest_deadline, deadline)
+        self._make_room(len(opened.blocks))
         return self._predictions.add(state, opened, deadline, at_root=not start)
 
     def unpredict(self, worker: WorkerId, blocks: Sequence[BlockHash]) -> int:

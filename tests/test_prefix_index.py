@@ -745,3 +745,20 @@ TestSweptIndexAgainstModel = SweptIndexAgainstModel.TestCase
 TestSweptIndexAgainstModel.settings = limits
 TestFullSweptIndexAgainstModel = FullSweptIndexAgainstModel.TestCase
 TestFullSweptIndexAgainstModel.settings = limits
+
+
+def test_making_room_for_a_prompt_may_take_its_own_predictions() -> None:
+    """Those come back with the new ones, and the bound holds all the same."""
+    index = PrefixIndex(max_blocks=8)
+    workers = [WorkerId(f"w{i}") for i in range(8)]
+    for worker in workers:
+        index.add_worker(worker, model="m", block_size=16)
+    index.predict(workers[0], [BlockHash(1)], start=0, now=0.0, ttl=5.0)
+    for number, worker in enumerate(workers[1:], 100):
+        ids = TokenIds(number.to_bytes(4, "little") * 16)
+        index.apply(worker, BlockStored((EngineHash(number),), None, ids, 16))
+    assert len(index) == 8
+    index.predict(workers[0], [BlockHash(1), BlockHash(2)], start=0, now=1.0, ttl=9.0)
+    index.check_integrity()
+    assert len(index) <= 8
+    assert index.match([BlockHash(1), BlockHash(2)]) == {workers[0]: 2}
