@@ -34,14 +34,13 @@ _TARGET: Final = re.compile(rb"(?i:https?://[^/?#]*)?(/[^?#]*)((?:\?[^#]*)?)").f
 
 _CONTENT_LENGTH: Final = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})[ \t]*\r\n").search
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}").fullmatch
-_CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 _REMEMBERED: Final = 512
 _LONGEST: Final = 4096
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 HttpParser = httptools.HttpRequestParser | httptools.HttpResponseParser
-Head = TypeVar("Head")
+Head = TypeVar("Head", bound="RequestHead | ResponseHead")
 
 
 class HttpError(Exception):
@@ -98,9 +97,17 @@ class HeadReader(Generic[Head]):
     search and one lookup instead of two passes. Bounded by `_REMEMBERED` heads of `_LONGEST` bytes.
     """
 
-    def __init__(self, parse: Callable[[bytes, object], tuple[Head, HttpParser]]) -> None:
+    def __init__(
+        self,
+        parse: Callable[[bytes, object], tuple[Head, HttpParser]],
+        chunked_parser: Callable[[object], HttpParser],
+    ) -> None:
+        """`chunked_parser` makes the parser for a chunked body behind a head that is known."""
         self._parse = parse
-        self._known: dict[bytes, Head] = {}
+        self._chunked_parser = chunked_parser
+        # Apart, because one head without the digits of its length must never be taken for another that has none.
+        self._with_length: dict[bytes, Head] = {}
+        self._without_length: dict[bytes, Head] = {}
 
     def read(self, raw: bytes, listener: object) -> tuple[Head, int | None, HttpParser | None]:
         """The head, its Content-Length if it has one, and for a chunked body the parser that takes it to its end,
@@ -108,18 +115,51 @@ class HeadReader(Generic[Head]):
         """
         found = _CONTENT_LENGTH(raw)
         if found is None:
-            head, parser = self._parse(raw, listener)
-            return head, None, parser
+            return self._read_without_length(raw, listener)
         start, end = found.span(1)
         key = raw[:start] + raw[end:]
-        head_known = self._known.get(key)
-        if head_known is None:
-            head_known, _ = self._parse(raw, listener)
-            if len(key) <= _LONGEST:
-                if len(self._known) >= _REMEMBERED:
-                    self._known.clear()
-                self._known[key] = head_known
-        return head_known, int(raw[start:end]), None
+        head = self._with_length.get(key)
+        if head is None:
+            head, _ = self._parse(raw, listener)
+            _remember(self._with_length, key, head)
+        return head, int(raw[start:end]), None
+
+    def _read_without_length(self, raw: bytes, listener: object) -> tuple[Head, int | None, HttpParser | None]:
+        head = self._without_length.get(raw)
+        if head is None:
+            head, parser = self._parse(raw, listener)
+            _remember(self._without_length, raw, head)
+            return head, None, parser
+        return head, None, self._chunked_parser(listener) if head.chunked else None
+
+
+def _remember(known: dict[bytes, Head], key: bytes, head: Head) -> None:
+    if len(key) <= _LONGEST:
+        if len(known) >= _REMEMBERED:
+            known.clear()
+        known[key] = head
+
+
+def request_heads() -> HeadReader[RequestHead]:
+    """A reader of requests' heads."""
+    return HeadReader(parse_request_head, _chunked_request)
+
+
+def response_heads() -> HeadReader[ResponseHead]:
+    """A reader of responses' heads."""
+    return HeadReader(parse_response_head, _chunked_response)
+
+
+def _chunked_request(listener: object) -> HttpParser:
+    parser = httptools.HttpRequestParser(listener)
+    parser.feed_data(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+    return parser
+
+
+def _chunked_response(listener: object) -> HttpParser:
+    parser = httptools.HttpResponseParser(listener)
+    parser.feed_data(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    return parser
 
 
 def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpParser]:
@@ -156,8 +196,9 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
     method = parser.get_method()
     if offers_upgrade and chunked:
         # httptools takes what follows for the other protocol and would pass over the body.
-        parser = httptools.HttpRequestParser(listener)
-        parser.feed_data(_CHUNKED_HEAD)
+        body_parser: HttpParser = _chunked_request(listener)
+    else:
+        body_parser = parser
     expectations = named.get(b"expect", [])
     if any(expectation.lower() != b"100-continue" for expectation in expectations):
         raise HttpError(417, "the only expectation served here is 100-continue")
@@ -174,7 +215,7 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
         via=b", ".join(named[b"via"]) if b"via" in named else None,
         fields=_end_to_end(parts, named),
     )
-    return head, parser
+    return head, body_parser
 
 
 def parse_response_head(raw: bytes, listener: object) -> tuple[ResponseHead, HttpParser]:

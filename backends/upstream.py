@@ -17,11 +17,11 @@ from typing import Final, Protocol, cast
 import httptools
 
 from backends.errors import UpstreamFault
-from backends.http1 import CRLF2, HeadReader, HttpError, HttpParser, ResponseHead, parse_response_head
+from backends.http1 import CRLF2, HttpError, HttpParser, ResponseHead, response_heads
 
 _HEAD_LIMIT: Final = 65_536
 _FIRST_FINAL_STATUS: Final = 200
-_HEADS: Final = HeadReader(parse_response_head)
+_HEADS: Final = response_heads()
 
 
 class ResponseSink(Protocol):

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
-from backends.http1 import CRLF2, HeadReader, HttpError, HttpParser, RequestHead, parse_request_head, render_response
+from backends.http1 import CRLF2, HttpError, HttpParser, RequestHead, render_response, request_heads
 from gateway.exchange import Exchange
 from gateway.openai_api import ApiError
 
 if TYPE_CHECKING:
     from gateway.http_server import HttpServer
 
-_HEADS: Final = HeadReader(parse_request_head)
+_HEADS: Final = request_heads()
 _NEVER: Final = float("inf")
 _DRAIN_SECONDS: Final = 2.0
 _DRAIN_BYTES: Final = 64 << 20

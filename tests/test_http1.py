@@ -16,6 +16,8 @@ from backends.http1 import (
     parse_request_head,
     parse_response_head,
     render_response,
+    request_heads,
+    response_heads,
 )
 
 HOP_BY_HOP = [
@@ -333,7 +335,7 @@ MALFORMED_FIELDS: list[tuple[bytes, ...]] = [
 def test_malformed_fields(fields: tuple[bytes, ...]) -> None:
     assert refused(*fields) == 400
     assert refused(b"A: 1", *fields, b"Z: 1") == 400
-    reader = HeadReader(parse_request_head)
+    reader = request_heads()
     reader.read(b"POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", Body())
     with pytest.raises(HttpError):
         reader.read(b"\r\n".join([b"POST /v1/x HTTP/1.1", b"Host: h", *fields, b"", b""]), Body())
@@ -465,7 +467,7 @@ def test_a_head_that_differs_in_its_lengths_digits_is_known() -> None:
         calls.append(raw)
         return parse_request_head(raw, listener)
 
-    reader = HeadReader(parse)  # type: ignore[arg-type]  # the parser's own type is narrower
+    reader = HeadReader(parse, Body)  # type: ignore[arg-type]  # the parser's own type is narrower
     first, length, parser = reader.read(with_length(b"5"), Body())
     assert (length, parser) == (5, None)
     for digits in (b"0", b"17", b"000000000000000017", b"999999999999999999"):
@@ -476,13 +478,13 @@ def test_a_head_that_differs_in_its_lengths_digits_is_known() -> None:
 
 
 def test_white_space_behind_a_length_does_not_hide_it() -> None:
-    reader = HeadReader(parse_request_head)
+    reader = request_heads()
     for space in (b" ", b"\t", b" \t "):
         assert reader.read(with_length(b"5", space=space), Body())[1] == 5
 
 
 def test_what_is_malformed_stays_so_after_a_head_like_it_is_known() -> None:
-    reader = HeadReader(parse_request_head)
+    reader = request_heads()
     reader.read(with_length(b"5"), Body())
     for digits in (
         b"",
@@ -502,7 +504,7 @@ def test_what_is_malformed_stays_so_after_a_head_like_it_is_known() -> None:
 
 
 def test_a_chunked_body_has_a_parser_of_its_own_each_time() -> None:
-    reader = HeadReader(parse_request_head)
+    reader = request_heads()
     raw = b"POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     bodies = Body(), Body()
     parsers = [reader.read(raw, body)[2] for body in bodies]
@@ -514,27 +516,27 @@ def test_a_chunked_body_has_a_parser_of_its_own_each_time() -> None:
 
 
 def test_the_memory_is_bounded() -> None:
-    reader = HeadReader(parse_request_head)
+    reader = request_heads()
     for i in range(_REMEMBERED * 2 + 10):
         reader.read(b"POST /%d HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n" % i, Body())
-        assert len(reader._known) <= _REMEMBERED
-    reader = HeadReader(parse_request_head)
+        assert len(reader._with_length) <= _REMEMBERED
+    reader = request_heads()
     reader.read(b"POST /x HTTP/1.1\r\nHost: h\r\nX: " + b"x" * _LONGEST + b"\r\nContent-Length: 5\r\n\r\n", Body())
-    assert not reader._known
+    assert not reader._with_length
 
 
 def test_nothing_malformed_is_remembered() -> None:
-    reader = HeadReader(parse_request_head)
+    reader = request_heads()
     for raw in (with_length(b"5").replace(b"Host: h\r\n", b""), with_length(b"5").replace(b"A:", b"A :")):
         for _ in range(2):
             with pytest.raises(HttpError):
                 reader.read(raw, Body())
-    assert not reader._known
+    assert not reader._with_length
 
 
 @given(st.lists(_LINES, max_size=5), st.integers(0, 5), st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1))
 def test_a_remembered_head_equals_a_parsed_one(lines: list[bytes], at: int, one: int, two: int) -> None:
-    reader = HeadReader(parse_request_head)
+    reader = request_heads()
 
     def raw(length: int) -> bytes:
         fields = lines.copy()
@@ -542,5 +544,41 @@ def test_a_remembered_head_equals_a_parsed_one(lines: list[bytes], at: int, one:
         return b"\r\n".join([b"POST /x HTTP/1.1", b"Host: h", *fields, b"", b""])
 
     reader.read(raw(one), Body())
-    assert reader.read(raw(two), Body())[:2] == HeadReader(parse_request_head).read(raw(two), Body())[:2]
+    assert reader.read(raw(two), Body())[:2] == request_heads().read(raw(two), Body())[:2]
     assert reader.read(raw(two), Body())[1] == two
+
+
+def test_a_length_without_digits_is_not_taken_for_a_head_that_is_known() -> None:
+    """A known head is remembered without its digits: a head that really has none is malformed all the same."""
+    reader = request_heads()
+    reader.read(with_length(b"5"), Body())
+    with pytest.raises(HttpError) as caught:
+        reader.read(with_length(b""), Body())
+    assert caught.value.status == 400
+
+
+def test_a_known_chunked_head_comes_with_a_parser_of_its_own() -> None:
+    raw = b"POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    reader = request_heads()
+    for _ in range(3):
+        body = Body()
+        head, length, parser = reader.read(raw, body)
+        assert head.chunked
+        assert length is None
+        assert parser is not None
+        parser.feed_data(b"3\r\nabc\r\n0\r\n\r\n")
+        assert (body.data, body.complete) == (b"abc", True)
+
+
+def test_a_known_stream_head_comes_with_a_parser_of_its_own() -> None:
+    raw = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    reader = response_heads()
+    heads = []
+    for _ in range(3):
+        body = Body()
+        head, _, parser = reader.read(raw, body)
+        heads.append(head)
+        assert parser is not None
+        parser.feed_data(b"3\r\nabc\r\n0\r\n\r\n")
+        assert body.complete
+    assert heads[0] is heads[1] is heads[2]

@@ -26,7 +26,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from backends.http1 import HeadReader, parse_request_head, parse_response_head
+from backends.http1 import parse_request_head, request_heads, response_heads
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prompt_blocks import PromptBlockCache, PromptScan
 from cache.tokenizer import Tokenizer
@@ -128,7 +128,7 @@ class Stages:
     def _reading(self) -> None:
         body, effort = chat_body(self._text()), self.effort
         head = request_of(body)[: -len(body)]
-        reader = HeadReader(parse_request_head)
+        reader = request_heads()
         self._row("read", "head, as this client sent it before", repeated(lambda: reader.read(head, None), effort))
         self._row("read", "head, of a new client", repeated(lambda: parse_request_head(head, None), effort))
         self._row("read", "JSON", repeated(lambda: read_call(Kind.CHAT, body), effort))
@@ -213,7 +213,7 @@ class Stages:
     def _forwarding(self) -> None:
         effort = self.effort
         request = request_of(chat_body(self._text()))
-        reader = HeadReader(parse_response_head)
+        reader = response_heads()
         rig = Rig("round_robin", None, n_workers=1)
         rig.request(request)
         exchange, connection = rig.client.exchange, rig.asked()
