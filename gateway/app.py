@@ -19,7 +19,7 @@ import uvloop
 import backends.simulated
 from backends.fleet_state import FleetState, Worker
 from backends.kv_subscriber import FeedState, KvSubscriber
-from backends.upstream import UpstreamPool
+from backends.upstream_pool import UpstreamPool
 from backends.worker_probe import WorkerProbe
 from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import PromptBlockCache

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from backends.fleet_state import Reservation, Worker
     from backends.http1 import RequestHead, ResponseHead
-    from backends.upstream import UpstreamConnection, UpstreamPool
+    from backends.upstream import UpstreamConnection
+    from backends.upstream_pool import UpstreamPool
     from gateway.client_connection import ClientConnection
     from gateway.openai_api import ApiError, Call
     from gateway.prompts import PromptView

@@ -16,7 +16,7 @@ import orjson
 
 from backends.errors import UpstreamFault
 from backends.fleet_state import FleetState, Worker
-from backends.upstream import UpstreamPool
+from backends.upstream_pool import UpstreamPool
 from cache.prefix_index import PrefixIndex
 from gateway.exchange import Exchange
 from gateway.model_choice import served_model, unknown_model

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 from backends.fleet_state import FleetState
-from backends.upstream import UpstreamPool
+from backends.upstream_pool import UpstreamPool
 from gateway.app import serving
 from gateway.config import Config
 from gateway.http_server import HttpServer

@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from backends.fleet_state import FleetState, Worker
-from backends.upstream import UpstreamConnection, UpstreamPool
+from backends.upstream import UpstreamConnection
+from backends.upstream_pool import UpstreamPool
 from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
