@@ -12,23 +12,12 @@ from random import SystemRandom
 import zmq
 import zmq.asyncio
 
-from backends.simulated.block_pool import Cleared, PoolEvent, Stored
 from backends.simulated.engine import KvBatch
-from backends.simulated.sequence import SimRequest, block_ids
-from cache.kv_events import (
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    Encoding,
-    EngineHash,
-    EventBatch,
-    KvEvent,
-    encode_batch,
-)
+from backends.simulated.told_events import told
+from cache.kv_events import Encoding, EventBatch, encode_batch
 
 REPLAY_BATCHES = 10_000
 _HIGH_WATER_MARK = 100_000
-_TOKEN_BYTES = 4
 _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _MOST_CLIENT_FRAMES = 3
 
@@ -74,7 +63,8 @@ class KvEventPublisher:
     def publish(self, batches: list[KvBatch]) -> None:
         """Send each batch under the next sequence number. Never blocks: slow readers miss some."""
         for batch in batches:
-            events = tuple(event for each in batch.events if (event := self._wire_event(each)) is not None)
+            told_events = (told(each, block_size=self._block_size, secret=self._secret) for each in batch.events)
+            events = tuple(event for event in told_events if event is not None)
             if not events:
                 continue
             payload = encode_batch(EventBatch(self._epoch + batch.at, events, dp_rank=0), self._encoding)
@@ -94,28 +84,6 @@ class KvEventPublisher:
         self._publish.close()
         self._replay.close()
         self._context.term()
-
-    def _wire_event(self, event: PoolEvent) -> KvEvent | None:
-        if isinstance(event, Cleared):
-            return AllBlocksCleared()
-        hashes = tuple([EngineHash(each ^ self._secret) for each in event.hashes])
-        if not isinstance(event, Stored):
-            return BlockRemoved(hashes, medium="GPU")
-        request = event.owner
-        assert isinstance(request, SimRequest)
-        width = self._block_size * _TOKEN_BYTES
-        start = event.first_block * width
-        ids = block_ids(request, start, start + len(hashes) * width)
-        if len(ids) != len(hashes) * width:
-            return None  # a prompt given by its hashes alone: nothing that a reader could use
-        return BlockStored(
-            hashes,
-            None if event.parent is None else EngineHash(event.parent ^ self._secret),
-            ids,
-            self._block_size,
-            medium="GPU",
-            salt=request.salt if event.parent is None else None,
-        )
 
     async def _serve_replay(self) -> None:
         """VLLM's replay: a request is one frame, the first sequence number wanted, behind an empty one."""

@@ -14,11 +14,10 @@ from statistics import fmean
 from typing import Final
 
 from backends.fleet_state import FleetState, Reservation, Worker
-from backends.simulated.block_pool import Cleared, PoolEvent, Stored
 from backends.simulated.engine import EngineConfig, SimulatedEngine
-from backends.simulated.sequence import SimRequest, block_ids, request_from_ids
+from backends.simulated.sequence import request_from_ids
+from backends.simulated.told_events import told
 from cache.block_hash import ChainKey, extend_chain, root_hash
-from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineHash, KvEvent
 from cache.prefix_index import PrefixIndex
 from gateway.replay.arrival import Arrival
 from gateway.replay.stats import percentile
@@ -152,8 +151,9 @@ class _VirtualFleet:
                     self._fleet.release(reservation, output.times[-1])
                     del self._reservations[output.id]
             for batch in engine.take_kv_events():
-                for event in batch.events:
-                    self._index.apply(WorkerId(str(i)), _told(event, self._block_size))
+                for change in batch.events:
+                    if (event := told(change, block_size=self._block_size)) is not None:
+                        self._index.apply(WorkerId(str(i)), event)
         self._index.expire(now)
 
 
@@ -164,18 +164,3 @@ def prompt_ids(arrival: Arrival) -> TokenIds:
         struct.pack("<II", block, 0) + struct.pack(f"<{size - 2}I", *range(size - 2)) for block in arrival.block_ids
     ]
     return TokenIds(b"".join(blocks)[: 4 * arrival.input_tokens])
-
-
-def _told(event: PoolEvent, block_size: int) -> KvEvent:
-    """The event as an engine would publish it."""
-    if isinstance(event, Cleared):
-        return AllBlocksCleared()
-    hashes = tuple(EngineHash(each) for each in event.hashes)
-    if not isinstance(event, Stored):
-        return BlockRemoved(hashes)
-    owner = event.owner
-    assert isinstance(owner, SimRequest), "the engine stores with nothing else"
-    start = event.first_block * block_size * 4
-    ids = block_ids(owner, start, start + len(hashes) * block_size * 4)
-    parent = None if event.parent is None else EngineHash(event.parent)
-    return BlockStored(hashes, parent, ids, block_size)
