@@ -113,3 +113,8 @@ def test_a_yaml_example_is_a_valid_configuration(example: str) -> None:
 def test_links_lead_to_files_that_exist(path: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_configuration_in_deploy_is_valid(path: Path) -> None:
+    parse_config(path.read_text(encoding="utf-8"), source=path.name)
