@@ -37,7 +37,6 @@ class Worker:
     """As configured; None to believe what it says itself."""
     kv_blocks: int | None = None
     publishes_events: bool = False
-    base_path: bytes = b""
     prefill: PrefillQueue = field(default_factory=PrefillQueue)
     model_cards: tuple[dict[str, object], ...] = ()
     active: int = 0

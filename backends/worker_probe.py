@@ -50,7 +50,7 @@ class WorkerProbe:
                 await asyncio.sleep(self._interval)
 
     async def _probe(self, session: aiohttp.ClientSession, worker: Worker) -> None:
-        url = f"http://{worker.authority.decode()}{worker.base_path.decode()}/v1/models"
+        url = f"http://{worker.authority.decode()}/v1/models"
         key = self._api_keys.get(worker.id)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         try:

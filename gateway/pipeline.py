@@ -244,7 +244,7 @@ class RequestPipeline:
         head = exchange.head
         via = self._via if head.via is None else b"%b, via: %b" % (self._via, head.via)
         request = b"%b %b%b HTTP/1.1\r\nhost: %b%b\r\nx-request-id: %b%b\r\ncontent-length: %d\r\n\r\n%b" % (
-            head.method, worker.base_path, head.path + head.query, worker.authority, head.fields,
+            head.method, head.path, head.query, worker.authority, head.fields,
             exchange.request_id, via, len(exchange.body), exchange.body,
         )  # fmt: skip
         exchange.send(self._pools[worker.id], request, fresh=fresh)
