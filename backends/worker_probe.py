@@ -28,7 +28,7 @@ class WorkerProbe:
         interval: float,
         timeout: float,
         api_keys: Mapping[str, str],
-        on_models: Callable[[Worker], None],
+        on_models: Callable[[], None],
     ) -> None:
         """`interval` and `timeout` in seconds; `api_keys` by worker, sent as bearer tokens.
 
@@ -70,7 +70,7 @@ class WorkerProbe:
             self._troubled.discard(worker)
             log.info("worker %s tells its models again", worker.id)
         self._fleet.learn_models(worker, cards)
-        self._on_models(worker)
+        self._on_models()
 
 
 def _cards(status: int, body: bytes) -> list[dict[str, object]]:

@@ -209,36 +209,43 @@ async def _follow_workers(
     events = {worker.name: worker.kv_events for worker in config.workers}
     keys = {worker.name: worker.api_key for worker in config.workers}
     followed: dict[Worker, str] = {}
+    feeds: dict[Worker, KvSubscriber] = {}
     tasks = await stack.enter_async_context(_task_group())
 
-    def on_models(worker: Worker) -> None:
+    def follow(worker: Worker) -> None:
         model = fleet.base_model(worker)
         if model is None or followed.get(worker) == model:
             return
-        first = worker not in followed
         followed[worker] = model
         index.add_worker(worker.id, model=model, block_size=worker.block_size)
         feed = events[worker.id]
-        if feed is not None and first:
-            subscriber = KvSubscriber(
-                worker.id,
-                index,
-                endpoint=feed.endpoint,
-                replay_endpoint=feed.replay_endpoint,
-                topic=feed.topic,
-                on_state=_feed_follower(worker),
-            )
-            tasks(subscriber.run(), f"KV events of {worker.id}")
+        if feed is None:
+            return
+        if worker in feeds:
+            feeds[worker].reset()  # what it told was chained under another name: it has to tell it again
+            return
+        feeds[worker] = KvSubscriber(
+            worker.id,
+            index,
+            endpoint=feed.endpoint,
+            replay_endpoint=feed.replay_endpoint,
+            topic=feed.topic,
+            on_state=_feed_follower(worker),
+        )
+        tasks(feeds[worker].run(), f"KV events of {worker.id}")
 
-    for worker in fleet.workers:
-        if worker.configured_models:
-            on_models(worker)
+    def follow_all() -> None:
+        # All of them, since one worker's answer can tell that two names mean the same model on another.
+        for worker in fleet.workers:
+            follow(worker)
+
+    follow_all()
     probe = WorkerProbe(
         fleet,
         interval=config.upstream.model_refresh,
         timeout=config.upstream.connect_timeout,
         api_keys={name: key.get_secret_value() for name, key in keys.items() if key is not None},
-        on_models=on_models,
+        on_models=follow_all,
     )
     first_round = asyncio.Event()
     tasks(probe.run(first_round), "worker probe")
