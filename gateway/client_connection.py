@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final, cast
 import httptools
 
 from backends.http1 import CRLF2, HttpError, HttpParser, RequestHead, render_response, request_heads
+from gateway.api_error import ApiError
+from gateway.dialects.openai import OPENAI
 from gateway.exchange import Exchange
-from gateway.openai_api import ApiError
 
 if TYPE_CHECKING:
     from gateway.http_server import HttpServer
@@ -372,7 +373,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _write_error(self, error: ApiError) -> None:
         request_id = self.server.new_request_id()
-        self.transport.write(render_response(error.status, error.body(), request_id, keep_alive=False))
+        self.transport.write(render_response(error.status, OPENAI.error_body(error), request_id, keep_alive=False))
 
     def _drain(self) -> None:
         """Close once everything is written. What the client still sends is read and dropped for a moment, because

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from backends.errors import UpstreamFault
 from backends.http1 import render_response
+from gateway.dialects.openai import OPENAI
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from backends.http1 import RequestHead, ResponseHead
     from backends.upstream import UpstreamConnection
     from backends.upstream_pool import UpstreamPool
+    from gateway.api_error import ApiError
+    from gateway.calls import Call
     from gateway.client_connection import ClientConnection
-    from gateway.openai_api import ApiError, Call
+    from gateway.dialects.base import Dialect
     from gateway.prompts import PromptView
     from policies.types import BlockHash
 
@@ -44,9 +47,9 @@ class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
     __slots__ = (
-        "arrived", "attempts", "body", "cached_blocks", "cached_tokens", "call", "client", "cut_short", "finished",
-        "first_byte_at", "head", "keep_alive", "pool", "predicted", "progress", "prompt", "prompt_tokens", "request_id",
-        "reservation", "response_bytes", "reused", "status", "streaming", "tried", "unchunk", "until_close", "upstream",
+        "arrived", "attempts", "body", "cached_blocks", "cached_tokens", "call", "client", "cut_short", "dialect",
+        "finished", "first_byte_at", "head", "keep_alive", "pool", "predicted", "progress", "prompt", "prompt_tokens",
+        "request_id", "reservation", "response_bytes", "reused", "status", "streaming", "tried", "unchunk", "until_close", "upstream",
         "worker", "write",
     )  # fmt: skip
 
@@ -73,6 +76,7 @@ class Exchange:
         self.until_close = False
         self.cut_short = False
         self.progress = False  # set by every read, cleared by the sweep that watches for stalls
+        self.dialect: Dialect = OPENAI  # until the route is known
         self.call: Call | None = None
         self.prompt: PromptView | None = None
         self.tried: list[Worker] = []
@@ -113,7 +117,7 @@ class Exchange:
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error of our own."""
-        self.respond(error.status, error.body(), fields=error.fields)
+        self.respond(error.status, self.dialect.error_body(error), fields=error.fields)
 
     # -- the client's side
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import orjson
 
-from gateway.config import Log
+from gateway.config.control import Log
 
 
 class JsonFormatter(logging.Formatter):

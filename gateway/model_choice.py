@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from backends.fleet_state import FleetState
-from gateway.openai_api import ApiError
+from gateway.api_error import ApiError
 
 _LISTED: Final = 10
 

@@ -18,10 +18,12 @@ from backends.errors import UpstreamFault
 from backends.fleet_state import FleetState, Worker
 from backends.upstream_pool import UpstreamPool
 from cache.prefix_index import PrefixIndex
+from gateway.api_error import ApiError
+from gateway.calls import read_call
 from gateway.exchange import Exchange
 from gateway.model_choice import served_model, unknown_model
-from gateway.openai_api import ROUTES, ApiError, Kind, read_call
 from gateway.prompts import PromptReader, PromptView, guess
+from gateway.routes import ROUTES, Kind
 from policies.routing import Needs, Prompt, RoutingPolicy
 from policies.types import WorkerId
 
@@ -99,6 +101,7 @@ class RequestPipeline:
         route = ROUTES.get(head.path)
         if route is None:
             raise ApiError(404, f"There is no route {_shown(head.method)} {_shown(head.path)}.", code="unknown_route")
+        exchange.dialect = route.dialect
         if head.method != route.method:
             raise ApiError(
                 405,

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, cast
 import orjson
 from xxhash import xxh3_128_digest
 
-from gateway.openai_api import Call
+from gateway.calls import Call
 from policies.types import TokenIds
 
 _ATTACHMENT: Final = {"type": "text", "text": "<attachment>"}

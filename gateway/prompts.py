@@ -19,8 +19,9 @@ from cache.chat_messages import chat_size
 from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import EncodedTail, PromptBlockCache, PromptBlocks, PromptScan
 from cache.tokenizer import TemplateError, Tokenizer
-from gateway.openai_api import Call, Kind
+from gateway.calls import Call
 from gateway.prompt_text import PromptSource, amount, chat_without_attachments, completion_source
+from gateway.routes import Kind
 
 log = logging.getLogger(__name__)
 

@@ -29,6 +29,8 @@ def config_for(urls: Sequence[str], extra: str = "", *, workers_extra: Sequence[
     lines = ["listen: {port: 0}", "workers:"]
     for i, url in enumerate(urls):
         lines.append(f"  - {{url: '{url}', name: w{i}{workers_extra[i] if workers_extra else ''}}}")
+    if "admin:" not in extra:
+        lines.append("admin: {port: null}")
     return parse_config("\n".join(lines) + "\n" + extra)
 
 

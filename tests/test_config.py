@@ -96,7 +96,7 @@ limits:
   head_timeout: -1
   idle_timeout: soon
 workers:
-  - url: https://a:1
+  - url: ftp://a:1
   - url: http://b:2
     kv_events: {endpoint: "tcp://*:5557"}
     block_siz: 3
@@ -112,13 +112,13 @@ models: tiny
         "line 4: limits.head_timeout: expected more than 0; given -1",
         'line 5: limits.idle_timeout: expected a number of seconds, or text such as "500ms", "10s" or "5m"; '
         'given "soon"',
-        "line 7: workers[0].url: expected an http:// URL; TLS to workers is not supported, "
-        'end it in front of the worker; given "https://a:1"',
+        'line 7: workers[0].url: expected a URL such as http://127.0.0.1:8001; given "ftp://a:1"',
         "line 9: workers[1].kv_events.endpoint: expected the worker's own host: * and 0.0.0.0 are addresses "
         'to bind to, not to connect to; given "tcp://*:5557"',
         "line 10: workers[1].block_siz: unknown setting; did you mean block_size?",
         "line 11: workers[1].head_timeout: unknown setting here; did you mean limits.head_timeout?",
-        'line 12: routing.policy: expected one of cost, least_loaded, round_robin (did you mean cost?); given "costs"',
+        "line 12: routing.policy: expected one of cost, least_loaded, round_robin, random, power_of_two, "
+        'consistent_hash, prefix_affinity (did you mean cost?); given "costs"',
         "line 13: log.level: expected one of debug, info, warning, error; given 3",
         'line 13: log.access: expected true or false; given "yes"',
         'line 14: models: expected a list; given "tiny"',
@@ -130,8 +130,8 @@ models: tiny
     [
         ("", "is empty; it needs at least one entry under workers"),
         ("# nothing\n", "is empty; it needs at least one entry under workers"),
-        ("listen: {}", "line 1: workers: required, but not given"),
-        ("workers: []", "line 1: workers: expected a list of at least 1; given a list of 0"),
+        ("listen: {}", "line 1: workers: expected a list of at least 1, or names under discovery.dns; given nothing"),
+        ("workers: []", "line 1: workers: expected a list of at least 1, or names under discovery.dns; given nothing"),
         ("workers: [{name: a}]", "line 1: workers[0].url: required, but not given"),
         ("workers: [http://a:1]", 'line 1: workers[0]: expected a section of settings; given "http://a:1"'),
         ("[1, 2]", "line 1: expected a section of settings; given a list of 2"),
@@ -164,12 +164,14 @@ models: tiny
         (
             ONE_WORKER + "quux: 1",
             "line 2: quux: unknown setting; known here: listen, limits, upstream, models, "
-            "workers, routing, tokens, index, response_headers, log",
+            "workers, discovery, routing, health, routes, tokens, index, response_headers, admin, "
+            "telemetry, log, reload",
         ),
         (
             ONE_WORKER + "1: 1",
             "line 2: 1: unknown setting; known here: listen, limits, upstream, models, "
-            "workers, routing, tokens, index, response_headers, log",
+            "workers, discovery, routing, health, routes, tokens, index, response_headers, admin, "
+            "telemetry, log, reload",
         ),
         (ONE_WORKER + ONE_WORKER, "line 2: workers: given twice, first on line 1"),
         (ONE_WORKER + "? [a, b]\n: 1", "line 2: a key must be a word"),

@@ -16,8 +16,9 @@ from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
 from gateway.app import EMBEDDED_TOKENIZER
-from gateway.openai_api import Call, Kind
+from gateway.calls import Call
 from gateway.prompts import PromptReader, ReadingLimits
+from gateway.routes import Kind
 from policies.types import WorkerId
 from tests.gateway_fixtures import MODEL, simulated_gateway
 

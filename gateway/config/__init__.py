@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
+from gateway.config.control import Admin, Log, Telemetry
+from gateway.config.health import Health
 from gateway.config.load import config_from_flags, json_schema, load_config, parse_config
 from gateway.config.problems import ConfigError, Problem
-from gateway.config.schema import (
-    Config,
-    CostPolicy,
-    Index,
-    KvEvents,
-    Limits,
-    Listen,
-    Log,
-    Model,
-    ResponseHeaders,
-    Routing,
-    Tokens,
-    Upstream,
-    Worker,
-)
+from gateway.config.schema import Config, Index, Limits, ListenTls, Model, Tokens, Upstream
+from gateway.config.workers import DnsDiscovery, KvEvents, UpstreamTls, Worker, WorkerSettings
 
 __all__ = [
+    "Admin",
     "Config",
     "ConfigError",
-    "CostPolicy",
+    "DnsDiscovery",
+    "Health",
     "Index",
     "KvEvents",
     "Limits",
-    "Listen",
+    "ListenTls",
     "Log",
     "Model",
     "Problem",
-    "ResponseHeaders",
-    "Routing",
+    "Telemetry",
     "Tokens",
     "Upstream",
+    "UpstreamTls",
     "Worker",
+    "WorkerSettings",
     "config_from_flags",
     "json_schema",
     "load_config",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from gateway.config.problems import Problem, nearest
 
 if TYPE_CHECKING:
-    from gateway.config.schema import Config, Worker
+    from gateway.config.schema import Config
+    from gateway.config.workers import Worker
 
 _ANY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 _THIS_MACHINE: Final = frozenset({"localhost", "127.0.0.1", "::1", *_ANY_ADDRESS})
@@ -18,12 +19,44 @@ _THIS_MACHINE: Final = frozenset({"localhost", "127.0.0.1", "::1", *_ANY_ADDRESS
 def inconsistencies(config: Config) -> list[Problem]:
     """Everything in `config` that contradicts something else in it."""
     return [
+        *_somewhere_to_go(config),
+        *_ports(config),
+        *_tls(config),
         *_repeated(config),
         *_loops(config),
         *_models_and_workers(config),
         *_kv_events(config),
         *_bounds(config),
     ]
+
+
+def _somewhere_to_go(config: Config) -> Iterator[Problem]:
+    if not config.workers and not config.discovery.dns:
+        yield Problem("workers", "expected a list of at least 1, or names under discovery.dns; given nothing")
+    for position, source in enumerate(config.discovery.dns):
+        if source.record == "A" and source.port is None:
+            yield Problem(f"discovery.dns[{position}].port", "required with A records, which tell no port")
+        if source.record == "SRV" and source.port is not None:
+            yield Problem(f"discovery.dns[{position}].port", "must be left out with SRV records, which tell the port")
+
+
+def _ports(config: Config) -> Iterator[Problem]:
+    listen, admin = config.listen, config.admin
+    if admin.port and admin.port == listen.port and _meet(admin.host, listen.host):
+        yield Problem("admin.port", f"must differ from listen.port, which is {listen.port} too")
+
+
+def _meet(one: str, other: str) -> bool:
+    return one == other or one in _ANY_ADDRESS or other in _ANY_ADDRESS
+
+
+def _tls(config: Config) -> Iterator[Problem]:
+    for position, worker in enumerate(config.workers):
+        path = f"workers[{position}].tls"
+        if (worker.tls.certificate is None) != (worker.tls.key is None):
+            yield Problem(path, "needs certificate and key together")
+        if worker.tls != type(worker.tls)() and not worker.uses_tls:
+            yield Problem(path, f"needs an https:// URL; {worker.url} is not")
 
 
 def _repeated(config: Config) -> Iterator[Problem]:

@@ -27,6 +27,7 @@ _HOST_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _VISIBLE: Final = re.compile(r"[!-~]+")
 _KEY: Final = re.compile(r"[ -~]+")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_URL_PATH: Final = re.compile(r"/[A-Za-z0-9._~!$&'()+,;=:@%/-]*")
 _FRAMING_HEADERS: Final = frozenset(
     {
         "connection",
@@ -90,16 +91,46 @@ def _worker_url(text: str) -> str:
         host, port = resolvable_host(parts.hostname or ""), parts.port
     except ValueError:
         raise _expected("a URL such as http://127.0.0.1:8001") from None
-    if parts.scheme == "https":
-        raise _expected("an http:// URL; TLS to workers is not supported, end it in front of the worker")
-    if parts.scheme != "http" or not host or port == 0 or re.search(r"\s", text):
+    if parts.scheme not in {"http", "https"} or not host or port == 0 or re.search(r"\s", text):
         raise _expected("a URL such as http://127.0.0.1:8001")
     if parts.username is not None or parts.password is not None:
         raise _expected("a URL without user and password; a worker's key goes to its `api_key`")
     if parts.path not in {"", "/"} or parts.query or parts.fragment:
         raise _expected("a URL that ends after the port; the client's own path is added to it")
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port or 80}"
+    return f"{parts.scheme}://{shown}:{port or (443 if parts.scheme == 'https' else 80)}"
+
+
+def _collector_url(text: str) -> str:
+    """`http(s)://host:port`, with or without the path of the traces."""
+    try:
+        parts = urlsplit(text)
+        resolvable_host(parts.hostname or "")
+        bad = parts.scheme not in {"http", "https"} or parts.port == 0 or bool(parts.query or parts.fragment)
+    except ValueError:
+        bad = True
+    if bad or re.search(r"\s", text):
+        raise _expected("a URL such as http://127.0.0.1:4318")
+    return text.rstrip("/")
+
+
+def _url_path(text: str) -> str:
+    if not _URL_PATH.fullmatch(text):
+        raise _expected("a path such as /health")
+    return text
+
+
+def _path_pattern(text: str) -> str:
+    if not _URL_PATH.fullmatch(text.removesuffix("*")) or ".." in text:
+        raise _expected("a path such as /v1/files, or /v1/files/* for all that begins so")
+    return text
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        raise _expected("an address or a network such as 10.0.0.0/8") from None
 
 
 def _zmq_endpoint(text: str) -> str:
@@ -168,6 +199,10 @@ TopicText = Annotated[str, AfterValidator(_printable)]
 ApiKey = Annotated[SecretStr, AfterValidator(_key)]
 HostText = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_listen_host)]
 UrlText = Annotated[str, AfterValidator(_worker_url), Field(json_schema_extra={"format": "uri"})]
+UrlPath = Annotated[str, AfterValidator(_url_path)]
+PathPattern = Annotated[str, AfterValidator(_path_pattern)]
+NetworkText = Annotated[str, AfterValidator(_network)]
+CollectorUrl = Annotated[str, AfterValidator(_collector_url), Field(json_schema_extra={"format": "uri"})]
 EndpointText = Annotated[str, AfterValidator(_zmq_endpoint)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 FilePath = Annotated[Path, BeforeValidator(_to_path), AfterValidator(_existing_file)]

@@ -117,7 +117,9 @@ def _type_of(info: FieldInfo) -> str:
     if section is not None:
         return "list of sections" if is_list(info.annotation) else "section"
     if is_list(info.annotation):
-        return "list of text"
+        return "list of " + ", ".join(dict.fromkeys(word for word in _words(info.annotation)))
+    if get_origin(info.annotation) is dict:
+        return "text by name"
     return ", ".join(dict.fromkeys(_words(info.annotation)))
 
 
@@ -134,6 +136,8 @@ def _words(annotation: object) -> Iterator[str]:
 
 
 def _default_of(info: FieldInfo) -> str:
+    if info.default_factory is dict:
+        return "empty"
     if info.default_factory is not None:
         return "`host:port`"
     if info.default is PydanticUndefined:
@@ -149,6 +153,8 @@ def _plain(default: object) -> str:
         return "–"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
-    if default in {"", ()}:
+    if default in ("", (), {}):
         return "empty"
+    if isinstance(default, tuple):
+        return ", ".join(f"`{value}`" for value in default)
     return f"`{default}`"

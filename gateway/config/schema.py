@@ -6,37 +6,38 @@ unknown keys and values of another type are refused, never converted.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from gateway.config.base import Port, Strict
 from gateway.config.consistency import inconsistencies
+from gateway.config.control import Admin, Log, Reload, Telemetry
 from gateway.config.fields import (
-    ApiKey,
-    EndpointText,
     FilePath,
     HeaderName,
     HostText,
     Name,
+    NetworkText,
+    PathPattern,
     TokenizerSource,
-    TopicText,
-    UrlText,
-    WorkerName,
 )
+from gateway.config.health import Health
+from gateway.config.routing import Routing
 from gateway.config.units import Duration, Size
-from policies.types import WorkerId
-
-Port = Annotated[int, Field(ge=0, le=65535)]
+from gateway.config.workers import Discovery, Worker
 
 
-class Strict(BaseModel):
-    """Base of all sections: frozen, no unknown keys, no conversions, no infinities."""
+class ListenTls(Strict):
+    """TLS for clients."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    certificate: FilePath
+    """The gateway's certificate chain (PEM). A changed file is taken up without a restart."""
+    key: FilePath
+    """Its private key (PEM)."""
+    client_ca: FilePath | None = None
+    """Clients must show a certificate signed by one of these (PEM)."""
 
 
 class Listen(Strict):
@@ -51,6 +52,11 @@ class Listen(Strict):
     """Connections the kernel holds until the gateway accepts them."""
     reuse_port: bool = False
     """Let several gateway processes share the port (`SO_REUSEPORT`)."""
+    tls: ListenTls | None = None
+    """TLS for clients; without it they speak plain HTTP."""
+    trusted_proxies: Annotated[tuple[NetworkText, ...], Field(strict=False)] = ()
+    """Addresses or networks of proxies whose `X-Forwarded-For`, `-Proto` and `-Host` go on to the workers, the
+    proxy's own address added. From all others these headers, and `Forwarded`, are dropped."""
 
 
 class Limits(Strict):
@@ -91,6 +97,8 @@ class Upstream(Strict):
     """How long an unused connection stays in the pool. Keep it below the worker's own keep-alive time."""
     max_idle_connections: int = Field(default=256, ge=0)
     """Unused connections kept per worker. `0` pools none: each request opens its own."""
+    request_timeout: Duration = Field(default=3600.0, gt=0)
+    """Longest time of a request as a whole, all attempts together."""
     max_attempts: int = Field(default=3, ge=1, le=16)
     """Workers tried for one request, the first included. None is tried after the response's first byte."""
     cooldown: Duration = Field(default=1.0, gt=0)
@@ -113,77 +121,20 @@ class Model(Strict):
     """Jinja chat template that replaces the tokenizer's own, as with the engine's `--chat-template`."""
 
 
-class KvEvents(Strict):
-    """Where a worker publishes the blocks that it stores and evicts."""
+class Routes(Strict):
+    """Paths that are passed through beside those the gateway understands."""
 
-    endpoint: EndpointText
-    """ZMQ PUB socket of the worker, `tcp://host:port`, as in its `--kv-events-config`."""
-    replay_endpoint: EndpointText | None = None
-    """ZMQ ROUTER socket that replays missed events. Without it a gap empties what is known of the worker."""
-    topic: TopicText = ""
-    """Topic to subscribe to; empty takes all."""
-
-
-def _name_from_url(fields: dict[str, object]) -> WorkerId:
-    return WorkerId(urlsplit(str(fields["url"])).netloc)
-
-
-class Worker(Strict):
-    """One engine that answers OpenAI requests."""
-
-    url: UrlText
-    """`http://host:port` of the engine."""
-    name: WorkerName = Field(default_factory=_name_from_url)
-    """Its name in logs, reports and response headers: unique, visible ASCII characters without spaces."""
-    models: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] | None = None
-    """Names of the models it serves; by default the gateway asks the worker."""
-    api_key: ApiKey | None = None
-    """Bearer key for the gateway's own requests to the worker (`/v1/models`). Requests of clients keep the
-    header that the client sent. Write it as `${NAME}`."""
-    block_size: int = Field(default=16, ge=1, le=1024)
-    """Tokens per KV block, as in the engine's `--block-size`."""
-    kv_blocks: int | None = Field(default=None, ge=1)
-    """Blocks its KV cache holds; a prompt that needs more never goes there."""
-    max_model_len: int | None = Field(default=None, ge=1)
-    """Longest prompt plus answer it accepts, in tokens; by default as its `/v1/models` says."""
-    prefill_tokens_per_s: float | None = Field(default=None, gt=0)
-    """Its prefill speed as a first estimate; by default it is learnt from its answers."""
-    kv_events: KvEvents | None = None
-    """Its KV events. Without them the gateway predicts what the worker holds from what it sent there."""
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port to connect to."""
-        parts = urlsplit(self.url)
-        return parts.hostname or "", parts.port or 80
-
-
-class CostPolicy(Strict):
-    """The `cost` policy: predicted time to first token, counted in uncached prompt tokens."""
-
-    recompute_weight_idle: float = Field(default=1.0, ge=0)
-    """Price of a prompt token that the worker must recompute, when the fleet is idle. A token that already
-    waits in the worker's queue costs 1."""
-    recompute_weight_full: float = Field(default=5.0, ge=0)
-    """The same when the fleet is full: recomputing then also delays everyone behind. In between it rises with
-    the load."""
-    decode_weight: float = Field(default=64.0, ge=0)
-    """Price of each sequence that the worker is answering, in uncached prompt tokens."""
-    spread_weight: float = Field(default=0.02, ge=0)
-    """Price of each uncached prompt token that the worker was given within the last minute or so: evens out
-    work where nothing else tells workers apart."""
-    seed: int | None = None
-    """Seed of the choice among equals, to repeat a run exactly; by default it differs each time."""
-
-
-class Routing(Strict):
-    """Which worker a request goes to."""
-
-    policy: Literal["cost", "least_loaded", "round_robin"] = "cost"
-    """`cost`: lowest predicted time to first token, cached prefixes included. `least_loaded`: fewest
-    requests in flight. `round_robin`: in turn."""
-    cost: CostPolicy = CostPolicy()
-    """Tunables of the `cost` policy."""
+    passthrough: Annotated[tuple[PathPattern, ...], Field(strict=False)] = (
+        "/v1/audio/*",
+        "/v1/images/*",
+        "/v1/files",
+        "/v1/files/*",
+        "/v1/moderations",
+        "/v1/rerank",
+        "/v1/score",
+    )
+    """Paths whose requests go to a worker untouched, chosen by load; `*` at the end stands for anything. Whatever
+    is not listed is answered 404."""
 
 
 class Tokens(Strict):
@@ -218,17 +169,6 @@ class Index(Strict):
     """The same for workers that publish no events, where nothing can confirm it."""
 
 
-class Log(Strict):
-    """What the program writes to standard error."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe message to write."""
-    format: Literal["text", "json"] = "text"
-    """Lines for people, or one JSON object a line."""
-    access: bool = False
-    """Write a line for each request."""
-
-
 class ResponseHeaders(Strict):
     """Headers added to responses."""
 
@@ -247,18 +187,30 @@ class Config(Strict):
     """Connections to the workers."""
     models: Annotated[tuple[Model, ...], Field(strict=False)] = ()
     """Models whose prompts the gateway can tokenize. Others that the workers serve are routed by load."""
-    workers: Annotated[tuple[Worker, ...], Field(strict=False, min_length=1)]
-    """The engines behind the gateway, at least one."""
+    workers: Annotated[tuple[Worker, ...], Field(strict=False)] = ()
+    """The engines behind the gateway, at least one unless they are discovered."""
+    discovery: Discovery = Discovery()
+    """Workers that are found instead of listed."""
     routing: Routing = Routing()
     """Which worker a request goes to."""
+    health: Health = Health()
+    """How workers that fail are found, left out and taken back."""
+    routes: Routes = Routes()
+    """Paths that are passed through beside those the gateway understands."""
     tokens: Tokens = Tokens()
     """From prompt text to tokens."""
     index: Index = Index()
     """Which worker holds which block."""
     response_headers: ResponseHeaders = ResponseHeaders()
     """Headers added to responses."""
+    admin: Admin = Admin()
+    """The control plane: health, metrics and administration."""
+    telemetry: Telemetry = Telemetry()
+    """OpenTelemetry: a span for each request."""
     log: Log = Log()
     """What the program writes to standard error."""
+    reload: Reload = Reload()
+    """Taking up a changed configuration file."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

@@ -31,7 +31,8 @@ from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prompt_blocks import PromptBlockCache, PromptScan
 from cache.tokenizer import Tokenizer
 from gateway.app import EMBEDDED_TOKENIZER
-from gateway.openai_api import Kind, read_call
+from gateway.calls import read_call
+from gateway.routes import Kind
 from policies.routing import Prompt
 from policies.types import BlockHash, TokenIds, WorkerId
 from tests.bench.clock import Effort, once_each, repeated, without_collector

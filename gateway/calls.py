@@ -1,58 +1,15 @@
-"""The OpenAI dialect: what routing needs from a request body, and errors as OpenAI's clients know them."""
+"""What routing needs from a request body."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 import orjson
 
-
-class Kind(Enum):
-    """What a route asks for."""
-
-    CHAT = "chat"
-    COMPLETION = "completion"
-    EMBEDDING = "embedding"
-    MODELS = "models"
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One path of the API."""
-
-    kind: Kind
-    method: bytes
-
-
-ROUTES: Final[Mapping[bytes, Route]] = {
-    b"/v1/chat/completions": Route(Kind.CHAT, b"POST"),
-    b"/v1/completions": Route(Kind.COMPLETION, b"POST"),
-    b"/v1/embeddings": Route(Kind.EMBEDDING, b"POST"),
-    b"/v1/models": Route(Kind.MODELS, b"GET"),
-}
-
-
-class ApiError(Exception):
-    """An answer of our own that is not what the client hoped for."""
-
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, fields: bytes = b""
-    ) -> None:
-        """`fields` are header lines that belong to the status, each one led by CRLF."""
-        super().__init__(message)
-        self.fields = fields
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-
-    def body(self) -> bytes:
-        """The OpenAI error object."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return orjson.dumps({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+from gateway.api_error import ApiError
+from gateway.routes import Kind
 
 
 @dataclass(slots=True)

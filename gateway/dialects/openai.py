@@ -1,0 +1,43 @@
+"""OpenAI's chat completions, completions and embeddings."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import orjson
+
+from gateway.api_error import ApiError
+from gateway.dialects.base import Usage
+
+_COUNT: Final = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)"\s*:\s*([0-9]{1,12})').findall
+_FIRST_SERVER_ERROR: Final = 500
+
+
+class OpenAi:
+    """OpenAI's own way."""
+
+    name: str = "openai"
+    end_marks: tuple[bytes, ...] = (b"data: [DONE]", b"data:[DONE]")
+    error_marks: tuple[bytes, ...] = (b'data: {"error"', b'data:{"error"', b"event: error")
+    data_starts: tuple[bytes, ...] = (b"{", b"[DONE]")
+
+    def error_body(self, error: ApiError) -> bytes:
+        """The error object."""
+        kind = "invalid_request_error" if error.status < _FIRST_SERVER_ERROR else "server_error"
+        fields = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+        return orjson.dumps({"error": fields})
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The error object as an event: OpenAI's clients raise it."""
+        return b"data: " + self.error_body(error) + b"\n\n"
+
+    def usage(self, tail: bytes) -> Usage | None:
+        """From the `usage` object."""
+        found = {name: int(count) for name, count in _COUNT(tail)}
+        if b"prompt_tokens" not in found:
+            return None
+        return Usage(found[b"prompt_tokens"], found.get(b"completion_tokens"), found.get(b"cached_tokens"))
+
+
+OPENAI: Final = OpenAi()

@@ -1,0 +1,103 @@
+"""What is known of one request: filled on its way, read by whoever watches when it is over.
+
+A record refers to nothing that is large or that lives longer than the request's own numbers: no body, no connection,
+no prompt. Times are seconds of the loop's clock unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from gateway.dialects.base import NO_USAGE, Usage
+from policies.routing import RouteDecision, WorkerView
+from policies.types import Tier, WorkerId
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    OK = "ok"
+    """The worker's answer is out, complete, and was no error."""
+    CLIENT_ERROR = "client_error"
+    """Answered 4xx, by us or by a worker."""
+    WORKER_ERROR = "worker_error"
+    """A worker's own 5xx, or an error event in its stream, was passed on."""
+    FAILED = "failed"
+    """No worker gave an answer: ours is an error."""
+    CUT = "cut"
+    """The worker failed after the first byte of its answer."""
+    CLIENT_GONE = "client_gone"
+    """The client left before the end."""
+
+
+class Attempt:
+    """One try on one worker, and why there."""
+
+    __slots__ = ("at", "cached", "candidates", "decision", "fault", "tiers", "worker")
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        candidates: Sequence[WorkerView],
+        cached: Mapping[WorkerId, int],
+        decision: RouteDecision,
+        *,
+        at: float,
+        tiers: Mapping[WorkerId, Mapping[Tier, int]] | None = None,
+    ) -> None:
+        """`cached` are prompt tokens by worker; `tiers` blocks by worker and tier, where any is not on a device."""
+        self.worker = worker
+        self.candidates = candidates
+        self.cached = cached
+        self.decision = decision
+        self.at = at
+        self.tiers = tiers
+        self.fault = ""
+
+
+class RequestRecord:
+    """One request."""
+
+    __slots__ = (
+        "arrived", "attempts", "cached_tokens", "dialect", "error", "finished_at", "first_byte_at", "kind", "method",
+        "model", "outcome", "path", "prompt_tokens", "request_id", "response_bytes", "response_model", "routed_at",
+        "session", "status", "streams", "traceparent", "usage",
+    )  # fmt: skip
+
+    def __init__(self, request_id: bytes, method: bytes, path: bytes, arrived: float) -> None:
+        self.request_id = request_id
+        self.method = method
+        self.path = path
+        self.arrived = arrived
+        self.traceparent: bytes | None = None  # as the client sent it
+        self.kind = ""  # of the route, "" where there is none
+        self.dialect = ""
+        self.model: str | None = None  # as served, not as the client named it
+        self.response_model: str | None = None
+        self.streams = False
+        self.session = False  # went where its session was
+        self.prompt_tokens = 0  # counted, or guessed
+        self.cached_tokens = 0  # that the chosen worker was thought to hold
+        self.usage: Usage = NO_USAGE  # as the worker reported
+        self.routed_at = 0.0  # of the last attempt
+        self.first_byte_at = 0.0
+        self.finished_at = 0.0
+        self.status = 0
+        self.response_bytes = 0
+        self.error = ""  # code or fault where it did not end well
+        self.outcome = Outcome.OK
+        self.attempts: list[Attempt] = []
+
+    @property
+    def worker(self) -> WorkerId | None:
+        """The worker tried last."""
+        return self.attempts[-1].worker if self.attempts else None
+
+
+class Observer(Protocol):
+    """Is told of every request that is over; synchronous, quick, and must not raise."""
+
+    def finished(self, record: RequestRecord) -> None:
+        """The request is over, however it ended. The record will not change any more."""
