@@ -49,8 +49,8 @@ class Exchange:
     __slots__ = (
         "arrived", "attempts", "body", "cached_blocks", "cached_tokens", "call", "client", "cut_short", "dialect",
         "finished", "first_byte_at", "head", "keep_alive", "pool", "predicted", "progress", "prompt", "prompt_tokens",
-        "request_id", "reservation", "response_bytes", "reused", "status", "streaming", "tried", "unchunk", "until_close", "upstream",
-        "worker", "write",
+        "request_id", "reservation", "response_bytes", "reused", "status", "streaming", "tried", "unchunk", "until_close",
+        "upstream", "worker", "write",
     )  # fmt: skip
 
     def __init__(self, client: ClientConnection, head: RequestHead, body: bytes, request_id: bytes) -> None:

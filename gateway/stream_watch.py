@@ -1,0 +1,125 @@
+"""Follows an SSE answer event by event while it is passed on, so that it can always be ended cleanly. Pure.
+
+Only whole events go on to the client: wherever the worker breaks off, what the client has is complete events, behind
+which an error event of ours can stand. On the way it is seen whether the stream ended as its dialect ends one, told
+an error, or turned into something that is no event of that dialect.
+
+Events as engines write them (`data: {…}` between empty lines, perhaps with an `event:` line before) are recognised
+by one regular expression over all that a read brought; only what that does not match is looked at line by line.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from functools import cache
+from typing import Final
+
+import orjson
+
+from gateway.dialects.base import NO_USAGE, Dialect, Usage
+
+MOST_HELD: Final = 1 << 20
+"""Bytes of an unfinished event that are held back. A longer event is passed on as it comes, unwatched."""
+
+_BOUNDARY: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LINES: Final = re.compile(rb"\r\n|\n|\r").split
+_USAGE_MARK: Final = b'_tokens":'
+
+
+class _Event(Enum):
+    ORDINARY = auto()
+    END = auto()
+    ERROR = auto()
+    MALFORMED = auto()
+
+
+class StreamWatch:
+    """Watches one stream. Feed it the body as it comes and pass on what `take` returns."""
+
+    __slots__ = ("_dialect", "_first_usage", "_held", "_last_usage", "_ordinary", "ended", "failed", "malformed", "off")
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._ordinary = _ordinary(dialect.end_marks, dialect.error_marks)
+        self._held = b""
+        self._first_usage = b""
+        self._last_usage = b""
+        self.ended = False
+        """The dialect's last event has been passed on."""
+        self.failed = False
+        """The worker has told an error, as an event."""
+        self.malformed = False
+        """What came last is no event of the dialect; it was not passed on, and nothing after it may be."""
+        self.off = False
+        """An event was too long to be held: from then on nothing is known."""
+
+    def take(self, data: bytes) -> bytes:
+        """What of the body may be passed on now, `data` being the next part of it."""
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        if self._ordinary.fullmatch(data) is None and not self.off:
+            data = self._look(data)
+        if _USAGE_MARK in data:
+            if not self._first_usage:
+                self._first_usage = data
+            self._last_usage = data
+        return data
+
+    @property
+    def complete(self) -> bool:
+        """May the stream end here? True as well where that cannot be known."""
+        return (self.ended and not self._held) or self.off
+
+    def usage(self) -> Usage:
+        """The tokens that the worker reported."""
+        if not self._last_usage:
+            return NO_USAGE
+        first = self._first_usage if self._first_usage is not self._last_usage else b""
+        return self._dialect.usage(first + self._last_usage) or NO_USAGE
+
+    def _look(self, data: bytes) -> bytes:
+        """Look at each event by itself; the part of `data` that is whole and well."""
+        start = 0
+        for boundary in _BOUNDARY.finditer(data):
+            kind = self._kind(data[start : boundary.start()])
+            if kind is _Event.MALFORMED:
+                self.malformed = True
+                return data[:start]
+            self.ended = self.ended or kind is _Event.END
+            self.failed = self.failed or kind is _Event.ERROR
+            start = boundary.end()
+        rest = data[start:]
+        if len(rest) > MOST_HELD:
+            self.off = True
+            return data
+        self._held = rest
+        return data[:start]
+
+    def _kind(self, event: bytes) -> _Event:
+        payload = b""
+        kind = _Event.ORDINARY
+        for line in _LINES(event):
+            if line.startswith(self._dialect.error_marks):
+                return _Event.ERROR
+            if line.startswith(self._dialect.end_marks):
+                kind = _Event.END
+            elif line.startswith(b"data:"):
+                payload += line[5:] + b"\n"
+        payload = payload.strip()
+        return kind if not payload or payload == b"[DONE]" or _is_json(payload) else _Event.MALFORMED
+
+
+def _is_json(payload: bytes) -> bool:
+    try:
+        orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+@cache
+def _ordinary(end_marks: tuple[bytes, ...], error_marks: tuple[bytes, ...]) -> re.Pattern[bytes]:
+    special = b"|".join(map(re.escape, end_marks + error_marks))
+    return re.compile(rb"(?:(?!%b)(?:event: [^\r\n]*\n)?data: \{[^\r\n]*\}\n\n)+" % special)
