@@ -1,8 +1,9 @@
-"""A raw connection to one worker, and the splice: what the worker sends is written on in the same callback.
+"""A raw connection to one worker, and the splice: what the worker sends is handed on in the same callback.
 
 A connection is in one of five states. IDLE: in the pool, nothing may arrive. HEAD: a request is out and the answer's
-head is not complete. Then the body, by how it is framed: LENGTH (bytes are counted), CHUNKED (llhttp follows the
-chunks, whose bytes go on as they came) or STREAM (until the worker closes). After the body: IDLE again, or closed.
+head is not complete. Then the body, by how it is framed: LENGTH (bytes are counted), CHUNKED (llhttp takes the
+chunks apart; all that one read brought goes on together) or STREAM (until the worker closes). After the body: IDLE
+again, or closed. The sink gets the body without its framing, which belongs to this hop alone.
 """
 
 from __future__ import annotations
@@ -28,14 +29,13 @@ _HEADS: Final = response_heads()
 class ResponseSink(Protocol):
     """Where one answer goes. Each attempt ends with exactly one of `response_end` and `response_fault`."""
 
-    unchunk: bool
-    """True where the sink cannot take chunked framing (an HTTP/1.0 client): it gets the bare body instead."""
-
     def connected(self, connection: UpstreamConnection) -> None:
         """The request has been written to this connection."""
 
     def response_head(self, head: ResponseHead, length: int | None, body: bytes) -> None:
-        """The answer's head, its Content-Length, and the body bytes that came in the same read."""
+        """The answer's head, its Content-Length, and the body bytes that came in the same read. From here on the
+        sink may call `abort`.
+        """
 
     def response_data(self, data: bytes) -> None:
         """More of the body."""
@@ -65,33 +65,11 @@ _LENGTH: Final = _State.LENGTH
 _STREAM: Final = _State.STREAM
 
 
-class _BareBody:
-    """Listens to llhttp and hands on the body without its chunk framing, up to the body's end."""
-
-    __slots__ = ("_complete", "_connection", "_sink")
-
-    def __init__(self, connection: UpstreamConnection, sink: ResponseSink) -> None:
-        self._connection = connection
-        self._sink = sink
-        self._complete = False
-
-    def on_message_begin(self) -> None:
-        self._connection.on_message_begin()
-
-    def on_body(self, data: bytes) -> None:
-        if not self._complete:
-            self._sink.response_data(data)
-
-    def on_message_complete(self) -> None:
-        self._complete = True
-        self._connection.on_message_complete()
-
-
 class UpstreamConnection(asyncio.Protocol):
     """One keep-alive connection to a worker; carries one exchange at a time."""
 
     __slots__ = (
-        "_begun", "_complete", "_head", "_keep", "_left", "_parser", "_paused", "_pool", "_sink", "_state",
+        "_begun", "_complete", "_head", "_keep", "_left", "_parser", "_paused", "_pieces", "_pool", "_sink", "_state",
         "idle_since", "started", "transport", "uses",
     )  # fmt: skip
 
@@ -104,6 +82,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._left = 0
         self._begun = 0
         self._complete = False
+        self._pieces: list[bytes] = []  # of the body, from the chunks of one read
         self._keep = False
         self._paused = False
         self.started = False
@@ -195,6 +174,11 @@ class UpstreamConnection(asyncio.Protocol):
         """Llhttp sees the beginning of an answer."""
         self._begun += 1
 
+    def on_body(self, data: bytes) -> None:
+        """A part of a chunk."""
+        if not self._complete:
+            self._pieces.append(data)
+
     def on_message_complete(self) -> None:
         """Llhttp sees the end of the answer."""
         self._complete = True
@@ -208,7 +192,7 @@ class UpstreamConnection(asyncio.Protocol):
                 if found is None:
                     return
                 raw, body = found
-                head, length, parser = _HEADS.read(raw, _BareBody(self, sink) if sink.unchunk else self)
+                head, length, parser = _HEADS.read(raw, self)
                 if head.status >= _FIRST_FINAL_STATUS:
                     break
                 data = body  # an interim answer ends here: this gateway has promised its client none
@@ -230,7 +214,7 @@ class UpstreamConnection(asyncio.Protocol):
                 body = body[:left]
                 self._keep = False
             sink.response_head(head, length, body)
-            if left <= 0:
+            if left <= 0 and self._sink is sink:
                 self._end(sink)
 
     def _find_head(self, data: bytes) -> tuple[bytes, bytes] | None:
@@ -248,15 +232,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._complete = False
         return data[:end], data[end:]
 
-    def _begin_chunked(self, sink: ResponseSink, head: ResponseHead, body: bytes) -> None:
-        if sink.unchunk:
-            sink.response_head(head, None, b"")
-            if body:
-                self._chunked(sink, body)
-        elif not body or self._follow(body):
-            sink.response_head(head, None, body)
-            if self._complete:
-                self._end(sink)
+    def _begin_chunked(self, sink: ResponseSink, head: ResponseHead, data: bytes) -> None:
+        if data and not self._follow(data):
+            return
+        sink.response_head(head, None, self._taken())
+        if self._complete and self._sink is sink:
+            self._end(sink)
 
     def _counted(self, sink: ResponseSink, data: bytes) -> None:
         left = self._left = self._left - len(data)
@@ -264,41 +245,39 @@ class UpstreamConnection(asyncio.Protocol):
             data = data[:left]
             self._keep = False
         sink.response_data(data)
-        if left <= 0:
+        if left <= 0 and self._sink is sink:
             self._end(sink)
 
     def _chunked(self, sink: ResponseSink, data: bytes) -> None:
-        if self._follow(data):
-            if not sink.unchunk:
-                sink.response_data(data)
-            if self._complete:
-                self._end(sink)
+        if not self._follow(data):
+            return
+        if self._pieces:
+            sink.response_data(self._taken())
+        if self._complete and self._sink is sink:
+            self._end(sink)
 
     def _follow(self, data: bytes) -> bool:
-        """Let llhttp follow the chunks. False where they break off into something that is not this answer."""
+        """Let llhttp take the chunks apart. False where they break off into something that is no chunk."""
         parser = self._parser
         assert parser is not None, "set together with the CHUNKED state"
         try:
-            if len(data) < 5:  # perhaps a part of the last line, whose end is told by feeding single bytes
-                for at in range(len(data)):
-                    if self._complete:
-                        self._begun = 2
-                    parser.feed_data(data[at : at + 1])
-            else:
-                parser.feed_data(data)
-                # llhttp lets empty lines pass in front of a further answer. The last line of this one is not empty.
-                if self._complete and (data[-4:] != CRLF2 or data[-5] in b"\r\n"):
-                    self._begun = 2
+            parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._complete:
+                self._pieces.clear()
                 self._fault(UpstreamFault.MALFORMED, str(error))
                 return False
-            self._begun = 2
-        if self._begun > 1:
-            # Where the answer ended inside these bytes cannot be told, so none of them may reach the client.
-            self._fault(UpstreamFault.MALFORMED, "bytes after the end of the answer")
-            return False
+            self._keep = False
+        if self._begun > 1 or (self._complete and data[-4:] != CRLF2):
+            self._keep = False  # bytes behind the answer, or too few to tell: whatever they are, nobody asked for them
         return True
+
+    def _taken(self) -> bytes:
+        """The body that the last read brought."""
+        pieces = self._pieces
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return body
 
     def _end(self, sink: ResponseSink) -> None:
         self._sink = None
