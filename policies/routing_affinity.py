@@ -9,7 +9,7 @@ from typing import Final
 import xxhash
 
 from policies.routing_load import at_random
-from policies.routing_types import Needs, Prompt, RouteDecision, WorkerView, loads, lowest
+from policies.routing_types import Needs, Prompt, RouteDecision, WorkerView, decided, loads, lowest
 
 _FRACTION: Final = 2.0**-53
 
@@ -49,7 +49,7 @@ class ConsistentHash:
                 break
         else:  # rounding took the last bit of room
             index, reason = lowest(costs, sample), "over bound"
-        return RouteDecision(index, prompt.cached.get(workers[index].id, 0), costs, reason)
+        return decided((index, prompt.cached.get(workers[index].id, 0), costs, reason))
 
 
 def distance(key: int, worker: WorkerView) -> float:
@@ -90,4 +90,4 @@ class PrefixAffinity:
             index, reason = holders[lowest([costs[i] for i in holders], sample)], "match"
         else:
             index, reason = lowest(costs, sample), "no match"
-        return RouteDecision(index, held[index], costs, reason)
+        return decided((index, held[index], costs, reason))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from policies.routing_types import Needs, Prompt, RouteDecision, WorkerView, lowest
+from policies.routing_types import Needs, Prompt, RouteDecision, WorkerView, decided, lowest
 
 DEFAULT_PREFILL_RATE: Final = 8_000.0
 """Tokens/s of a worker nobody has seen at work; where all are unknown it cancels out."""
@@ -45,20 +45,25 @@ class PredictedCost:
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
         """The cheapest one, at random among equals, with the costs of all."""
         tokens, cached, _ = prompt
-        known = [rate for _, _, _, rate, _, _ in workers if rate]
+        ids, actives, queues, rates, recents, weights = zip(*workers)  # noqa: B905 - one length by type; asking costs time
+        known = [rate for rate in rates if rate]
         usual = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE
-        lack_weight = self._idle_weight + self._extra_weight * fullness(tokens, workers)
+        lack_weight = self._idle_weight + self._extra_weight * fullness(tokens, queues)
         decode, spread, held = self._decode_tokens, self._spread, cached.get
         costs = [
             (queued + decode * active + spread * recent + lack_weight * (tokens - held(worker, 0)))
             / ((rate or usual) * weight)
-            for worker, active, queued, rate, recent, weight in workers
+            for worker, active, queued, rate, recent, weight in zip(  # noqa: B905 - see above
+                ids, actives, queues, rates, recents, weights
+            )
         ]
         index = lowest(costs, sample)
-        return RouteDecision(index, cached.get(workers[index].id, 0), costs, "lowest cost")
+        return decided((index, cached.get(workers[index].id, 0), costs, "lowest cost"))
 
 
-def fullness(tokens: int, workers: Sequence[WorkerView]) -> float:
-    """How full the fleet is for a prompt of so many tokens, from 0 (nobody has work) to 1 (long queues everywhere)."""
-    queued = sum([waiting for _, _, waiting, _, _, _ in workers]) / len(workers)
+def fullness(tokens: int, queues: Sequence[float]) -> float:
+    """How full the fleet is for a prompt of so many tokens, from 0 (nobody has work) to 1 (long queues everywhere),
+    by what each worker has queued.
+    """
+    queued = sum(queues) / len(queues)
     return queued / (queued + tokens) if queued > 0 else 0.0

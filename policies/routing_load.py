@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from policies.routing_types import Needs, Prompt, RouteDecision, WorkerView, draw, loads, lowest
+from policies.routing_types import Needs, Prompt, RouteDecision, WorkerView, decided, draw, loads, lowest
 from policies.types import WorkerId
 
 _MOST_REMEMBERED: Final = 4096
@@ -40,7 +40,7 @@ class RoundRobin:
         else:
             index = self._change(workers)
         cached = prompt.cached
-        return RouteDecision(index, cached.get(workers[index].id, 0) if cached else 0, (), "turn")
+        return decided((index, cached.get(workers[index].id, 0) if cached else 0, (), "turn"))
 
     def _change(self, workers: Sequence[WorkerView]) -> int:
         self._book_rotation()
@@ -100,7 +100,8 @@ class LeastLoaded:
         """The one with the fewest, at random among equals."""
         costs = loads(workers)
         index = lowest(costs, sample)
-        return RouteDecision(index, prompt.cached.get(workers[index].id, 0), costs, "least loaded")
+        cached = prompt.cached
+        return decided((index, cached.get(workers[index].id, 0) if cached else 0, costs, "least loaded"))
 
 
 class PowerOfTwo:
@@ -120,7 +121,7 @@ class PowerOfTwo:
             costs[index] = (workers[index].active + 1) / workers[index].weight
         first, *_, second = two_of(workers, sample)
         index = second if costs[second] < costs[first] else first
-        return RouteDecision(index, prompt.cached.get(workers[index].id, 0), costs, "less loaded of two")
+        return decided((index, prompt.cached.get(workers[index].id, 0), costs, "less loaded of two"))
 
 
 def two_of(workers: Sequence[WorkerView], sample: float) -> tuple[int, int]:
@@ -137,4 +138,4 @@ def two_of(workers: Sequence[WorkerView], sample: float) -> tuple[int, int]:
 def at_random(prompt: Prompt, workers: Sequence[WorkerView], sample: float, reason: str) -> RouteDecision:
     """Any of them by weight, for a policy that has nothing better to go by."""
     index, _ = draw([worker.weight for worker in workers], sample)
-    return RouteDecision(index, prompt.cached.get(workers[index].id, 0), (), reason)
+    return decided((index, prompt.cached.get(workers[index].id, 0), (), reason))
