@@ -101,7 +101,8 @@ class Ejections:
     def record(self, worker: WorkerId, outcome: Outcome, now: float) -> bool:
         """A request ended. True where this has just ejected the worker.
 
-        What ends while the worker is out does not count. Where the cap forbids to eject it, its next failure tries again.
+        What ends while the worker is out does not count. Where the cap forbids to eject it, its next failure tries
+        again.
         """
         record = self._records.get(worker)
         if record is None:
@@ -122,7 +123,7 @@ class Ejections:
         return False
 
     def force(self, worker: WorkerId, now: float) -> bool:
-        """Eject a worker for another reason, one that hangs. False where it is out already, or where the cap forbids."""
+        """Eject a worker for another reason, as one that hangs. False where it is out already or the cap forbids."""
         record = self._records.get(worker)
         return record is not None and not self.is_out(worker, now) and self._eject(worker, record, now)
 

@@ -26,22 +26,33 @@ class ProgressRules:
             raise ValueError("hung_after must be above 0, and patience at least 1")
 
 
-class ProgressWatch:
-    """What one worker does with the requests it has. Only those that make tokens are to be told.
+class Flight:
+    """One request on its way, as its watch knows it."""
 
-    Each request is `sent` once and `ended` once, however it ends; `streaming` in between at the first byte of its
-    answer. Times are seconds of one clock.
+    __slots__ = ("begun", "over", "paused", "streams")
+
+    def __init__(self, *, streams: bool) -> None:
+        self.streams = streams
+        self.begun = False
+        self.paused = False
+        self.over = False
+
+
+class ProgressWatch:
+    """What one worker does with the requests it has. Only requests that make tokens are to be told.
+
+    Times are seconds of one clock. Whatever is told of a request twice, or after its end, changes nothing.
     """
 
-    __slots__ = ("_awaited", "_begun", "_counted", "_expected", "_expected_since", "_in_flight", "_moved_at", "_paused",
+    __slots__ = ("_awaited", "_counted", "_due", "_expected", "_expected_since", "_flowing", "_in_flight", "_moved_at",
                  "_quiet_since", "_read_at", "_rules")  # fmt: skip
 
     def __init__(self, rules: ProgressRules) -> None:
         self._rules = rules
         self._in_flight = 0
-        self._awaited = 0  # sent as streams, and no byte of an answer yet
-        self._begun = 0
-        self._paused = 0
+        self._due = 0  # those that are not paused, and of them:
+        self._awaited = 0  # streams without a byte of an answer yet
+        self._flowing = 0  # answers that have begun
         self._quiet_since = -inf
         self._counted: float | None = None
         self._moved_at = -inf
@@ -49,44 +60,47 @@ class ProgressWatch:
         self._expected = 0.0
         self._expected_since = -inf  # the silence in which that was expected
 
-    def sent(self, now: float, *, streams: bool = False) -> None:
+    def sent(self, now: float, *, streams: bool) -> Flight:
         """A request went out. With `streams` its answer begins with its first token, without only with its last."""
-        if self._in_flight == self._paused:
+        if not self._due:
             self._quiet_since = max(self._quiet_since, now)  # until now, nothing was due
+        flight = Flight(streams=streams)
         self._in_flight += 1
-        self._awaited += streams
+        self._count(flight, 1)
+        return flight
 
-    def streaming(self, now: float, *, streams: bool = True) -> None:
-        """The first byte of an answer: from here on more are due. `streams` as it was sent."""
+    def streaming(self, now: float, flight: Flight) -> None:
+        """The first byte of an answer: from here on more are due."""
         self._quiet_since = now
-        self._awaited -= streams
-        self._begun += 1
+        if not flight.begun and not flight.over:
+            self._count(flight, -1)
+            flight.begun = True
+            self._count(flight, 1)
 
     def progressed(self, now: float) -> None:
         """Some bytes of some answer."""
         self._quiet_since = now
 
-    def paused(self, now: float) -> None:  # noqa: ARG002 - one signature for what happens to a request
-        """We read no more of an answer that has begun, because its client does not: its silence is ours."""
-        self._paused += 1
+    def paused(self, now: float, flight: Flight) -> None:  # noqa: ARG002 - one signature for what happens to a request
+        """We read no more of this answer, because its client does not: its silence is ours."""
+        if not flight.paused and not flight.over:
+            self._count(flight, -1)
+            flight.paused = True
 
-    def resumed(self, now: float) -> None:
+    def resumed(self, now: float, flight: Flight) -> None:
         """Its client reads again."""
-        self._paused -= 1
-        self._quiet_since = max(self._quiet_since, now)
-
-    def ended(self, now: float, *, streams: bool = False, begun: bool, paused: bool = False) -> None:
-        """A request is over: complete, failed or cancelled. `streams` as it was sent; `begun` if `streaming` was told of
-        it; `paused` if it was so at its end.
-        """
-        self._in_flight -= 1
-        if begun:
-            self._begun -= 1
-        else:
-            self._awaited -= streams
-        if paused:
-            self._paused -= 1
+        if flight.paused and not flight.over:
+            flight.paused = False
+            self._count(flight, 1)
             self._quiet_since = max(self._quiet_since, now)
+
+    def ended(self, now: float, flight: Flight) -> None:  # noqa: ARG002 - one signature for what happens to a request
+        """A request is over: complete, failed or cancelled. Its end is no sign of life: clients leave hung workers."""
+        if not flight.over:
+            if not flight.paused:
+                self._count(flight, -1)
+            flight.over = True
+            self._in_flight -= 1
 
     def counters(self, total: float | None, now: float) -> None:
         """The engine's own count of tokens, prompt and generated, as read from its `/metrics`; None if it tells none.
@@ -108,7 +122,7 @@ class ProgressWatch:
         silence the longest counts, so that it may be given less what must be done by now.
         """
         quiet_since = self._quiet_since
-        if self._in_flight <= self._paused:
+        if not self._due:
             return False
         if self._expected_since != quiet_since:
             self._expected_since = quiet_since
@@ -119,14 +133,21 @@ class ProgressWatch:
         hung_after = self._rules.hung_after
         if now - self._read_at < hung_after:  # it tells its counters, and has told them of late
             return self._read_at - max(self._moved_at, quiet_since) >= hung_after
-        if self._begun > self._paused:
+        if self._flowing:
             return True
         # Behind answers that we cannot see grow, a stream may wait for long.
         return self._awaited == self._in_flight and expected > 0
 
+    def _count(self, flight: Flight, by: int) -> None:
+        self._due += by
+        if flight.begun:
+            self._flowing += by
+        elif flight.streams:
+            self._awaited += by
+
     def _silence_allowed(self, expected: float) -> float:
         hung_after, patience = self._rules.hung_after, self._rules.patience
-        if self._begun > self._paused:
+        if self._flowing:
             return max(hung_after, expected)  # a batch decodes between pieces of prompts, or at the latest after them
         if self._awaited and not expected:
             return hung_after * patience

@@ -117,9 +117,9 @@ class PowerOfTwo:
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
         """The less loaded of the two; the first drawn where they are equal."""
         costs = [inf] * len(workers)
-        for index in two_of(workers, sample):
+        first, second = two_of(workers, sample)
+        for index in (first, second):
             costs[index] = (workers[index].active + 1) / workers[index].weight
-        first, *_, second = two_of(workers, sample)
         index = second if costs[second] < costs[first] else first
         return decided((index, prompt.cached.get(workers[index].id, 0), costs, "less loaded of two"))
 

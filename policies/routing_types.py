@@ -100,7 +100,7 @@ def lowest(costs: Sequence[float], sample: float) -> int:
 
 
 def draw(weights: Sequence[float], sample: float) -> tuple[int, float]:
-    """An index drawn in proportion to `weights`, and what is left of `sample`: again even in [0, 1), for another draw."""
+    """An index drawn in proportion to `weights`, and what is left of `sample`, even in [0, 1) again, for another."""
     ends = list(accumulate(weights))
     point = sample * ends[-1]
     index = min(bisect_right(ends, point), len(ends) - 1)
@@ -115,6 +115,6 @@ def slow_start_share(age_s: float, window_s: float, floor: float = 0.1) -> float
     It grows in step with its age, from `floor` to 1 at `window_s`: Envoy's slow start with an aggression of 1.
     A window of 0 means that there is no slow start.
     """
-    if age_s >= window_s:
+    if window_s <= 0 or age_s >= window_s:
         return 1.0
     return max(floor, age_s / window_s)
