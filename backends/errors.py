@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class UpstreamFault(StrEnum):
@@ -15,11 +16,19 @@ class UpstreamFault(StrEnum):
     FIRST_BYTE_TIMEOUT = "no answer in time"
     IDLE_TIMEOUT = "answer stalled"
     TRUNCATED = "answer ended early"
+    SERVER_ERROR = "worker error"
+    HUNG = "worker makes no progress"
+    REQUEST_TIMEOUT = "request took too long"
 
     @property
-    def may_retry(self) -> bool:
-        """True where the worker cannot have answered: the request may go to another one at no cost."""
-        return self in (UpstreamFault.REFUSED, UpstreamFault.CONNECT_TIMEOUT, UpstreamFault.RESET)
+    def unreached(self) -> bool:
+        """True where the worker never had the request: it may go to another one whatever it asks for."""
+        return self in _UNREACHED
+
+    @property
+    def free(self) -> bool:
+        """True where another try costs the fleet nothing: no worker is at work on the request."""
+        return self in _FREE
 
     @property
     def status(self) -> int:
@@ -28,5 +37,11 @@ class UpstreamFault(StrEnum):
             UpstreamFault.CONNECT_TIMEOUT,
             UpstreamFault.FIRST_BYTE_TIMEOUT,
             UpstreamFault.IDLE_TIMEOUT,
+            UpstreamFault.HUNG,
+            UpstreamFault.REQUEST_TIMEOUT,
         )
         return 504 if self in timeouts else 502
+
+
+_UNREACHED: Final = frozenset({UpstreamFault.REFUSED, UpstreamFault.CONNECT_TIMEOUT})
+_FREE: Final = _UNREACHED | {UpstreamFault.RESET}

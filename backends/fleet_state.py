@@ -1,104 +1,91 @@
-"""The fleet as this gateway knows it: which worker serves which model, what each has in flight, who is cooling down.
+"""The fleet as this gateway knows it: which worker serves which model, what each has in flight, who is left out.
 
 Synchronous and without a clock: choosing a worker and reserving its capacity happen in one turn of the loop, with no
 await in between, so that two requests never take the same free place.
+
+A worker may be left out for five reasons. It drains, or has no room: then it gets nothing. It rests, since it refused
+a connection a moment ago, or it fails its probes: then it gets nothing unless all others do too. It is ejected for
+what its answers show: then it gets nothing unless too few are left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
 
+from backends.fleet_worker import Reservation, Worker
 from backends.model_names import Served, canonical_names
-from policies.prefill_queue import PrefillQueue
-from policies.routing import WorkerView
+from policies.ejection import EjectionRules, Ejections, Outcome
 from policies.types import WorkerId
 
-
-@dataclass(slots=True)
-class Reservation:
-    """One request's place on one worker, from the choice until `release`."""
-
-    worker: Worker
-    ticket: int
-    released: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """One worker. What is configured does not change; what is learnt belongs to the fleet."""
-
-    id: WorkerId
-    host: str
-    port: int
-    block_size: int = 16
-    configured_models: tuple[str, ...] = ()
-    max_model_len: int | None = None
-    """As configured; None to believe what it says itself."""
-    kv_blocks: int | None = None
-    publishes_events: bool = False
-    prefill: PrefillQueue = field(default_factory=PrefillQueue)
-    model_cards: tuple[dict[str, object], ...] = ()
-    active: int = 0
-    served: int = 0
-    failures: int = 0
-    resting_until: float = 0.0
-    authority: bytes = b""
-    name_only: WorkerView = field(init=False)
-    """The view for policies that look at nothing but which workers there are."""
-
-    def __post_init__(self) -> None:
-        """Render once what every request to it needs."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        self.authority = f"{host}:{self.port}".encode()
-        self.name_only = WorkerView(self.id, 0, 0.0, None)
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The model names it answers to: as configured, else as it said itself."""
-        return self.configured_models or tuple(str(card["id"]) for card in self.model_cards)
-
-    @property
-    def longest_prompt(self) -> int | None:
-        """Tokens of the longest prompt it can hold, where that is known."""
-        by_blocks = self.kv_blocks * self.block_size if self.kv_blocks else None
-        told = [length for card in self.model_cards if type(length := card.get("max_model_len")) is int]
-        by_context = self.max_model_len or max(told, default=None)
-        bounds = [bound for bound in (by_context, by_blocks) if bound]
-        return min(bounds) if bounds else None
-
-    def view(self, now: float) -> WorkerView:
-        """Its state at this moment, frozen."""
-        prefill = self.prefill
-        queued = prefill.remaining(now) if prefill.total else 0.0
-        return WorkerView(self.id, self.active, queued, prefill.rate, prefill.recent(now))
-
-    def load(self) -> WorkerView:
-        """The same for policies that count requests only."""
-        return WorkerView(self.id, self.active, 0.0, None)
+_MOST_DOUBLINGS: Final = 30
+_id_of: Final = attrgetter("id")
 
 
 class FleetState:
     """All workers, by model. Every method is synchronous; `now` is in seconds of the caller's clock."""
 
     def __init__(
-        self, workers: Iterable[Worker], *, cooldown: float, cooldown_max: float, tokenized: Sequence[str] = ()
+        self,
+        workers: Iterable[Worker] = (),
+        *,
+        cooldown: float,
+        cooldown_max: float,
+        tokenized: Sequence[str] = (),
+        ejection: EjectionRules | None = None,
     ) -> None:
         """A worker that refuses a connection rests `cooldown` seconds, twice as long each further time.
         `tokenized` are the names of models that have a tokenizer.
         """
-        self.workers: tuple[Worker, ...] = tuple(workers)
+        self.workers: tuple[Worker, ...] = ()
+        self.ejections = Ejections(ejection or EjectionRules())
         self._cooldown = cooldown
         self._cooldown_max = cooldown_max
         self._tokenized = tuple(tokenized)
         self._tickets = 0
-        self._rest_ends = 0.0  # nobody rests past this time
-        self._by_id = {worker.id: worker for worker in self.workers}
+        self._next_sweep = 0.0
+        self._impaired: set[Worker] = set()  # whoever may have a reason to be left out
+        self._by_id: dict[WorkerId, Worker] = {}
         self._by_model: dict[str, tuple[Worker, ...]] = {}
         self._chains: dict[str, tuple[str, str]] = {}
         self._block_sizes: dict[str, tuple[int, ...]] = {}
         self._longest: dict[str, int | None] = {}
-        self._group()
+        for worker in workers:
+            self.add(worker)
+
+    # -- who there is
+
+    def add(self, worker: Worker) -> None:
+        """A worker joins. Raises ValueError where its name is taken."""
+        if worker.id in self._by_id:
+            raise ValueError(f"there is a worker {worker.id} already")
+        self._by_id[worker.id] = worker
+        self.workers = (*self.workers, worker)
+        self.ejections.add(worker.id)
+        self.look_after(worker)
+        self.regroup()
+
+    def remove(self, worker: Worker) -> None:
+        """It leaves. Requests it still has keep their reservations."""
+        del self._by_id[worker.id]
+        self.workers = tuple(other for other in self.workers if other is not worker)
+        self.ejections.remove(worker.id)
+        self._impaired.discard(worker)
+        self.regroup()
+
+    def configure(
+        self, *, cooldown: float, cooldown_max: float, tokenized: Sequence[str], ejection: EjectionRules
+    ) -> None:
+        """Take up other settings; who is ejected comes back where the rules of ejection have changed."""
+        self._cooldown = cooldown
+        self._cooldown_max = cooldown_max
+        self._tokenized = tuple(tokenized)
+        if ejection != self.ejections.rules:
+            self.ejections = Ejections(ejection)
+            for worker in self.workers:
+                self.ejections.add(worker.id)
+        self.regroup()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -110,7 +97,13 @@ class FleetState:
         cards = tuple(card for card in cards if isinstance(card.get("id"), str))
         if cards != worker.model_cards:
             worker.model_cards = cards
-            self._group()
+            self.regroup()
+
+    def learn_capacity(self, worker: Worker, kv_blocks: int) -> None:
+        """Take in how many blocks a worker says that its KV cache holds."""
+        if kv_blocks != worker.told_kv_blocks:
+            worker.told_kv_blocks = kv_blocks
+            self.regroup()
 
     def merged_cards(self) -> list[dict[str, object]]:
         """One model object per name over the whole fleet, the first worker's words where several serve it."""
@@ -123,6 +116,10 @@ class FleetState:
     def worker(self, worker: WorkerId) -> Worker:
         """The worker of that id. Raises KeyError."""
         return self._by_id[worker]
+
+    def find(self, worker: WorkerId) -> Worker | None:
+        """The worker of that id, if it is still there."""
+        return self._by_id.get(worker)
 
     def chain_of(self, model: str) -> tuple[str, str]:
         """The base model, by its canonical name, and the adapter that a name stands for."""
@@ -144,32 +141,79 @@ class FleetState:
         """The workers that answer to this name, in the order of the configuration; empty for an unknown name."""
         return self._by_model.get(model, ())
 
+    # -- who may be tried
+
     def candidates(self, workers: Sequence[Worker], tried: Sequence[Worker], now: float) -> Sequence[Worker]:
-        """Those of `workers` that may be tried now. One that rests is left out unless all that are left rest."""
+        """Those of `workers` that may be tried now; empty where none has room or all drain."""
         left = [worker for worker in workers if worker not in tried] if tried else workers
-        if now > self._rest_ends:
-            return left
-        awake = [worker for worker in left if worker.resting_until <= now]
-        return awake or left
+        return left if not self._impaired else self._well(left, now)
+
+    def _well(self, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
+        taking = [worker for worker in workers if not worker.draining and worker.has_room()]
+        awake = [worker for worker in taking if worker.resting_until <= now and not worker.unhealthy]
+        return self.ejections.usable(awake or taking, now, _id_of)
+
+    def usable(self, now: float) -> bool:
+        """Is there a worker that may be given requests?"""
+        return any(
+            bool(worker.models) and not worker.draining and worker.resting_until <= now and not worker.unhealthy
+            for worker in self.workers
+        )
+
+    def look_after(self, worker: Worker) -> None:
+        """Something about it has changed that may leave it out: look from now on at every choice."""
+        self._impaired.add(worker)
+
+    def sweep(self, now: float) -> list[Worker]:
+        """Stop looking after those that are well again; returns who is back from an ejection. Call it often."""
+        back: list[Worker] = []
+        if now >= self._next_sweep:
+            self._next_sweep = now + self.ejections.rules.sweep_s
+            back = [self._by_id[worker] for worker in self.ejections.sweep(now) if worker in self._by_id]
+        for worker in back:
+            worker.hung = False
+            worker.ramp_from = now
+        self._impaired = {
+            worker
+            for worker in self._impaired
+            if worker.draining
+            or worker.unhealthy
+            or worker.resting_until > now
+            or worker.limits.bounded
+            or self.ejections.until(worker.id) is not None
+        }
+        return back
+
+    # -- a request's way
 
     def reserve(self, worker: Worker, lacking: float | None, now: float, *, streams: bool) -> Reservation:
         """Book one request with so many uncached prompt tokens, or None where nobody counts them."""
         self._tickets += 1
         worker.active += 1
+        worker.pending += 1
         if lacking is not None:
             worker.prefill.push(self._tickets, lacking, now, streams=streams)
-        return Reservation(worker, self._tickets)
+        return Reservation(worker, self._tickets, worker.progress.sent(now, streams=streams))
 
     def first_byte(self, reservation: Reservation, now: float) -> None:
         """Its prefill is over, and the worker is well."""
         worker = reservation.worker
+        self._answered(reservation, now)
         if worker.failures:
             self.wake(worker)
         worker.prefill.answered(reservation.ticket, now)
 
     def refused(self, reservation: Reservation, now: float) -> None:
         """The worker answered with an error: that is quick, and tells nothing about its speed or health."""
+        self._answered(reservation, now)
         reservation.worker.prefill.drop(reservation.ticket, now)
+
+    def _answered(self, reservation: Reservation, now: float) -> None:
+        worker = reservation.worker
+        worker.progress.streaming(now, reservation.flight)
+        if reservation.pending:
+            reservation.pending = False
+            worker.pending -= 1
 
     def release(self, reservation: Reservation, now: float) -> None:
         """The request is over, however it ended. Safe to call twice."""
@@ -179,16 +223,33 @@ class FleetState:
         worker = reservation.worker
         worker.active -= 1
         worker.served += 1
+        worker.pending -= reservation.pending
         worker.prefill.drop(reservation.ticket, now)
+        worker.progress.ended(now, reservation.flight)
+
+    # -- what tells of its health
+
+    def record(self, worker: Worker, outcome: Outcome, now: float) -> bool:
+        """How a request ended; True where the worker has just been ejected for it."""
+        ejected = self.ejections.record(worker.id, outcome, now)
+        if ejected:
+            self.look_after(worker)
+        return ejected
+
+    def eject_hung(self, worker: Worker, now: float) -> bool:
+        """It makes no progress: eject it. False where it is out already, or as many as may be are."""
+        worker.hung = True
+        self.look_after(worker)
+        return self.ejections.force(worker.id, now)
 
     def rest(self, worker: Worker, now: float) -> bool:
         """It could not be reached: leave it alone for a while. True where this is news."""
         news = worker.failures == 0
         pause = min(self._cooldown * 2.0**worker.failures, self._cooldown_max)
         if worker.resting_until <= now:  # of many requests that fail at once, the first one counts
-            worker.failures = min(worker.failures + 1, 30)
+            worker.failures = min(worker.failures + 1, _MOST_DOUBLINGS)
             worker.resting_until = now + pause
-            self._rest_ends = max(self._rest_ends, now + pause)
+            self.look_after(worker)
         return news
 
     def wake(self, worker: Worker) -> None:
@@ -196,13 +257,35 @@ class FleetState:
         worker.failures = 0
         worker.resting_until = 0.0
 
+    def probed(self, worker: Worker, now: float, *, well: bool, fail_after: int, well_after: int) -> bool:
+        """An active probe came back, or did not. True where this changes what is thought of the worker."""
+        if well:
+            worker.probe_failures = 0
+            worker.probe_successes += 1
+            if worker.resting_until > now:
+                self.wake(worker)
+            if not worker.unhealthy or worker.probe_successes < well_after:
+                return False
+            worker.unhealthy = False
+            worker.ramp_from = now
+            return True
+        worker.probe_successes = 0
+        worker.probe_failures += 1
+        if worker.unhealthy or worker.probe_failures < fail_after:
+            return False
+        worker.unhealthy = True
+        self.look_after(worker)
+        return True
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless counts and queues agree; for tests and idle moments."""
         for worker in self.workers:
             assert worker.active >= len(worker.prefill), f"{worker.id}: queue longer than what is active"
             assert worker.active > 0 or worker.prefill.total == 0, f"{worker.id}: idle with work queued"
+            assert 0 <= worker.pending <= worker.active, f"{worker.id}: more pending than active"
 
-    def _group(self) -> None:
+    def regroup(self) -> None:
+        """Work out anew who serves what; after any change of names."""
         by_model: dict[str, list[Worker]] = {}
         for worker in self.workers:
             for model in worker.models:

@@ -32,6 +32,8 @@ _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}").fullmatch
 _TARGET: Final = re.compile(rb"(?i:https?://[^/?#]*)?(/[^?#]*)((?:\?[^#]*)?)").fullmatch
 
 
+_EVENT_STREAM: Final = re.compile(rb"\r\n(?i:content-type):[ \t]*(?i:text/event-stream)").search
+_ENCODED: Final = re.compile(rb"\r\n(?i:content-encoding):[ \t]*(?!(?i:identity))").search
 _CONTENT_LENGTH: Final = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})[ \t]*\r\n").search
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}").fullmatch
 _REMEMBERED: Final = 512
@@ -78,6 +80,8 @@ class ResponseHead:
     chunked: bool
     bodiless: bool
     """True for a status that has no body, whatever the fields say."""
+    event_stream: bool
+    """True for a body of server-sent events that is not compressed."""
     fields: bytes
 
 
@@ -244,6 +248,7 @@ def parse_response_head(raw: bytes, listener: object) -> tuple[ResponseHead, Htt
         keep_alive=not _says(named, b"close") and (line.startswith(b"HTTP/1.1") or _says(named, b"keep-alive")),
         chunked=codings is not None and not bodiless,
         bodiless=bodiless,
+        event_stream=_EVENT_STREAM(raw) is not None and _ENCODED(raw) is None,
         fields=_end_to_end(parts, named),
     )
     return head, parser

@@ -11,7 +11,8 @@ from typing import Final
 import aiohttp
 import orjson
 
-from backends.fleet_state import FleetState, Worker
+from backends.fleet_state import FleetState
+from backends.fleet_worker import Worker
 
 log = logging.getLogger(__name__)
 

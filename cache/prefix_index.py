@@ -254,6 +254,11 @@ class PrefixIndex:
                 depths[tier] = depths.get(tier, 0) + n_blocks
         return found
 
+    @property
+    def is_tiered(self) -> bool:
+        """Is any block known on a tier other than the device?"""
+        return any(self._tables.of_tier[tier] for tier in Tier if tier is not Tier.DEVICE)
+
     def block_count(self, worker: WorkerId) -> int:
         """Entries of one worker; 0 for an unknown one."""
         state = self._workers.get(worker)

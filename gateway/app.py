@@ -17,7 +17,8 @@ from typing import Final
 import uvloop
 
 import backends.simulated
-from backends.fleet_state import FleetState, Worker
+from backends.fleet_state import FleetState
+from backends.fleet_worker import Worker
 from backends.kv_subscriber import FeedState, KvSubscriber
 from backends.upstream_pool import UpstreamPool
 from backends.worker_probe import WorkerProbe

@@ -20,6 +20,12 @@ class Call:
     model: str | None
     streams: bool
     fields: dict[str, object]
+    follows: str | None = None
+    """Id of an earlier answer, which only the worker that gave it knows."""
+    session_hint: str | None = None
+    """What the body says that keeps requests together."""
+    repeatable: bool = True
+    """May another worker be asked after one has received it?"""
 
     @property
     def is_batch(self) -> bool:

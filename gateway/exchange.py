@@ -1,30 +1,41 @@
 """One request in, one response out: the client's connection on one side, at most one worker's on the other.
 
-An exchange begins when a whole request has been read and ends exactly once, in `_finish`. Until the first byte of an
-answer has come the pipeline may send it to another worker; from then on bytes are written on as they arrive.
+An exchange begins when a whole request has been read and ends exactly once, in `_finish`. The head of an answer waits
+for the first byte of its body; until then the pipeline may send the request to another worker. From then on bytes are
+written on as they arrive, of a stream in whole events, so that an error event can end it wherever the worker fails.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from backends.errors import UpstreamFault
 from backends.http1 import render_response
+from gateway.api_error import ApiError
+from gateway.dialects.base import NO_USAGE
 from gateway.dialects.openai import OPENAI
+from gateway.request_record import Outcome, RequestRecord
+from gateway.stream_watch import StreamWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backends.fleet_state import Reservation, Worker
+    from backends.fleet_worker import Reservation, Worker
     from backends.http1 import RequestHead, ResponseHead
     from backends.upstream import UpstreamConnection
     from backends.upstream_pool import UpstreamPool
-    from gateway.api_error import ApiError
     from gateway.calls import Call
     from gateway.client_connection import ClientConnection
     from gateway.dialects.base import Dialect
     from gateway.prompts import PromptView
+    from policies.retry_budget import RetryBudget
     from policies.types import BlockHash
+
+_FIRST_ERROR_STATUS: Final = 400
+_FIRST_SERVER_ERROR: Final = 500
+_OK: Final = 200
+_TAIL_BYTES: Final = 4096
+"""Of a body in one piece: where the worker tells its usage."""
 
 
 class Pipeline(Protocol):
@@ -33,11 +44,17 @@ class Pipeline(Protocol):
     def begin(self, exchange: Exchange) -> None:
         """A whole request has been read."""
 
-    def first_byte(self, exchange: Exchange) -> None:
-        """The first byte of the answer's body has come."""
+    def would_retry(self, exchange: Exchange, status: int) -> bool:
+        """Is a worker's answer of that status to be thrown away for another worker's?"""
+
+    def first_byte(self, exchange: Exchange, piece: bytes) -> None:
+        """The first byte of the answer's body has come, in `piece`."""
 
     def fault(self, exchange: Exchange, fault: UpstreamFault, detail: str) -> None:
         """The attempt failed before the first byte: send it elsewhere, or answer with an error."""
+
+    def broken(self, exchange: Exchange, fault: UpstreamFault, detail: str) -> None:
+        """The worker failed after the first byte."""
 
     def finished(self, exchange: Exchange) -> None:
         """The exchange is over, however it ended."""
@@ -47,37 +64,43 @@ class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
     __slots__ = (
-        "arrived", "attempts", "body", "cached_blocks", "cached_tokens", "call", "client", "cut_short", "dialect",
-        "finished", "first_byte_at", "head", "keep_alive", "pool", "predicted", "progress", "prompt", "prompt_tokens",
-        "request_id", "reservation", "response_bytes", "reused", "status", "streaming", "tried", "unchunk", "until_close",
-        "upstream", "worker", "write",
+        "attempts", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline", "dialect", "finished",
+        "follows", "head", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt", "record", "request_id",
+        "reservation", "retrying", "reused", "seen_bytes", "session", "streaming", "tail", "teaches", "tried",
+        "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
 
     def __init__(self, client: ClientConnection, head: RequestHead, body: bytes, request_id: bytes) -> None:
+        now = client.server.loop.time()
         self.client = client
         self.head = head
         self.body = body
         self.request_id = request_id
+        self.record = RequestRecord(request_id, head.method, head.path, now)
         self.write = client.transport.write
         self.keep_alive = head.keep_alive and not client.server.draining
-        self.unchunk = not head.http11
-        self.arrived = client.server.loop.time()
-        self.first_byte_at = 0.0
-        self.status = 0
-        self.response_bytes = 0
+        self.deadline = now + client.server.request_timeout
         self.attempts = 0
+        self.retrying: RetryBudget | None = None  # where it holds a place
         self.predicted: Sequence[BlockHash] = ()  # what the index was told the worker would hold because of it
-        self.prompt_tokens = 0
         self.cached_blocks = 0
-        self.cached_tokens = 0
         self.finished = False
+        self.pending = b""  # the answer's head, until the first byte of its body
         self.streaming = False  # True once a byte of a worker's answer has gone to the client
         self.reused = False  # True where the attempt that failed was on a connection that had served before
+        self.chunked = False  # how the answer's body is framed towards the client
         self.until_close = False
         self.cut_short = False
         self.progress = False  # set by every read, cleared by the sweep that watches for stalls
+        self.seen_bytes = 0  # of the answer, when the sweep last looked
+        self.watch: StreamWatch | None = None
+        self.tail = b""
         self.dialect: Dialect = OPENAI  # until the route is known
         self.call: Call | None = None
+        self.session: bytes | str | None = None  # what keeps it together with others
+        self.key: int | None = None  # of the same, for policies that go by it
+        self.teaches = False  # True where its first byte tells how long its prefill took
+        self.follows = False  # True where only the worker of an earlier answer can give this one
         self.prompt: PromptView | None = None
         self.tried: list[Worker] = []
         self.worker: Worker | None = None
@@ -90,7 +113,7 @@ class Exchange:
     @property
     def failed(self) -> bool:
         """True once it is clear that the worker has not done what it was asked."""
-        return self.finished and (self.status >= 400 or not self.first_byte_at)
+        return self.finished and (self.record.status >= _FIRST_ERROR_STATUS or not self.record.first_byte_at)
 
     def wait(self, timeout: float) -> None:
         """Something else than a worker is waited for, and must come within `timeout` seconds."""
@@ -107,8 +130,11 @@ class Exchange:
         """Answer from here, with a JSON body."""
         if self.finished:
             return
-        self.status = status
-        self.response_bytes = len(body)
+        record = self.record
+        record.status = status
+        record.response_bytes = len(body)
+        if status >= _FIRST_ERROR_STATUS:
+            record.outcome = Outcome.CLIENT_ERROR if status < _FIRST_SERVER_ERROR else Outcome.FAILED
         answer = render_response(status, body, self.request_id, keep_alive=self.keep_alive, fields=fields)
         if self.head.method == b"HEAD":  # a body would be read as the next answer (RFC 9110 §9.3.2)
             answer = answer[: len(answer) - len(body)]
@@ -117,7 +143,14 @@ class Exchange:
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error of our own."""
+        self.record.error = self.record.error or error.code or ""
         self.respond(error.status, self.dialect.error_body(error), fields=error.fields)
+
+    def give_up(self, fault: UpstreamFault, detail: str = "") -> None:
+        """Whatever the worker does, it comes too late: treat it as failed."""
+        if not self.finished:
+            self._drop_upstream()
+            self.response_fault(fault, detail)
 
     # -- the client's side
 
@@ -125,16 +158,13 @@ class Exchange:
         """The client closed its connection: whatever works for it stops now."""
         if not self.finished:
             self.cut_short = True
+            self.record.outcome = Outcome.CLIENT_GONE
             self._drop_upstream()
             self._finish()
 
     def stalled(self) -> None:
         """A deadline has passed."""
-        if self.finished:
-            return
-        self._drop_upstream()
-        fault = UpstreamFault.IDLE_TIMEOUT if self.streaming else UpstreamFault.FIRST_BYTE_TIMEOUT
-        self.response_fault(fault, "")
+        self.give_up(UpstreamFault.IDLE_TIMEOUT if self.streaming else UpstreamFault.FIRST_BYTE_TIMEOUT)
 
     def pause(self) -> None:
         """The client reads more slowly than the worker writes."""
@@ -155,69 +185,152 @@ class Exchange:
             connection.pause()  # an earlier answer still waits to be read
 
     def response_head(self, head: ResponseHead, length: int | None, body: bytes) -> None:
-        """Write the head, with the fields that belong to this hop, and what came with it."""
-        self.status = head.status
-        self.streaming = True
+        """Make the head ready, with the fields that belong to this hop; it goes out with the first byte behind it."""
+        status = head.status
+        pipeline = self.client.server.pipeline
+        if status >= _FIRST_SERVER_ERROR and pipeline.would_retry(self, status):
+            self._drop_upstream()
+            pipeline.fault(self, UpstreamFault.SERVER_ERROR, str(status))
+            return
+        self.record.status = status
         self.progress = True
+        if head.event_stream and status == _OK and self.call is not None and self.call.streams:
+            self.watch = StreamWatch(self.dialect)
+        framing = self._framing(head, length)
+        self.pending = b"HTTP/1.1 %d %b%b\r\nx-request-id: %b%b%b\r\n\r\n" % (
+            status, head.reason, head.fields, self.request_id, self._worker_field(), framing,
+        )  # fmt: skip
         if body:
-            self._first_byte()
+            self.response_data(body)
+
+    def _framing(self, head: ResponseHead, length: int | None) -> bytes:
+        """How the client learns where the body ends."""
+        self.chunked = False
+        framing = b""
         if head.chunked:
-            if self.unchunk:
-                self.until_close = True
-                framing = b""
-            else:
+            if self.head.http11:
+                self.chunked = True
                 framing = b"\r\ntransfer-encoding: chunked"
-        elif length is not None and head.status != 204:
+            else:
+                self.until_close = True
+        elif length is not None and head.status != 204:  # noqa: PLR2004 - No Content, which has no length
             framing = b"\r\ncontent-length: %d" % length
         else:
-            framing = b""
             self.until_close = not head.bodiless
         if self.until_close:
             self.keep_alive = False
-        if not self.keep_alive:
-            framing += b"\r\nconnection: close"
-        self.response_bytes += len(body)
-        self.write(
-            b"HTTP/1.1 %d %b%b\r\nx-request-id: %b%b%b\r\n\r\n%b"
-            % (head.status, head.reason, head.fields, self.request_id, self._worker_field(), framing, body)
-        )
+        return framing if self.keep_alive else framing + b"\r\nconnection: close"
 
     def response_data(self, data: bytes) -> None:
         """Write on more of the body."""
-        if not self.first_byte_at:
-            # Engines send the head of a stream when they accept it, and the first token long after.
-            self._first_byte()
         self.progress = True
-        self.response_bytes += len(data)
+        watch = self.watch
+        if watch is not None:
+            data = watch.take(data)
+            if watch.malformed:
+                self._end_of_stream(data, UpstreamFault.MALFORMED)
+                return
+            if not data:
+                return  # the beginning of an event
+        else:
+            self.tail = data if len(data) >= _TAIL_BYTES else (self.tail + data)[-_TAIL_BYTES:]
+        self._pass_on(data)
+
+    def _pass_on(self, data: bytes) -> None:
+        self.record.response_bytes += len(data)
+        if self.chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if not self.streaming:
+            self._first_byte(data)
+            data = self.pending + data
+            self.pending = b""
         self.write(data)
 
     def response_end(self) -> None:
         """See `ResponseSink`."""
-        if not self.first_byte_at:
-            self._first_byte()  # an answer without a body
         self.upstream = None
+        watch = self.watch
+        if watch is not None and not watch.complete and not watch.failed:
+            self._end_of_stream(b"", UpstreamFault.TRUNCATED)
+            return
+        if not self.streaming:
+            self._first_byte(b"")  # an answer without a body
+        ending = b"0\r\n\r\n" if self.chunked else b""
+        if self.pending or ending:
+            self.write(self.pending + ending)
+            self.pending = b""
+        self._account()
         self._finish()
 
     def response_fault(self, fault: UpstreamFault, detail: str) -> None:
         """See `ResponseSink`."""
-        self.reused = self.upstream is not None and self.upstream.uses > 1
+        self.reused = fault is UpstreamFault.RESET and self.upstream is not None and self.upstream.uses > 1
         self.upstream = None
-        if self.streaming:
+        if not self.streaming:
+            self.pending = b""
+            self.watch = None
+            self.record.status = 0
+            # Only a head has come: it is as good as nothing, since the client has not seen it.
+            self.client.server.pipeline.fault(
+                self, UpstreamFault.RESET if fault is UpstreamFault.TRUNCATED else fault, detail
+            )
+        elif self.watch is not None and not self.watch.off and (self.chunked or self.until_close):
+            self._end_of_stream(b"", fault, detail)
+        else:
             # Part of the answer is out. The missing end of its framing, or a reset where only the end of the
             # stream would tell, is how the client learns that there is no more.
             self.cut_short = True
+            self._broken(fault, detail)
             self._finish()
-        else:
-            self.client.server.pipeline.fault(self, fault, detail)
 
-    def _first_byte(self) -> None:
+    def _end_of_stream(self, last: bytes, fault: UpstreamFault, detail: str = "") -> None:
+        """End a stream that has gone wrong with an error event behind its `last` good events."""
+        self._drop_upstream()
+        if last:
+            self._pass_on(last)
+        if self.watch is not None and self.watch.complete:  # what broke off came after its end
+            self.response_end()
+            return
+        if not self.streaming:
+            self.watch = None
+            self.pending = b""
+            self.record.status = 0
+            self.client.server.pipeline.fault(self, fault, detail)
+            return
+        message = f"The answer broke off: {fault.value}."
+        self._pass_on(self.dialect.error_event(ApiError(fault.status, message, code="worker_failed")))
+        if self.chunked:
+            self.write(b"0\r\n\r\n")
+        self._broken(fault, detail)
+        self._finish()
+
+    def _broken(self, fault: UpstreamFault, detail: str) -> None:
+        self.record.outcome = Outcome.CUT
+        self.record.error = fault.value
+        self.client.server.pipeline.broken(self, fault, detail)
+
+    def _first_byte(self, piece: bytes) -> None:
+        self.streaming = True
         server = self.client.server
-        server.pipeline.first_byte(self)
+        server.pipeline.first_byte(self, piece)
         self.client.watch(server.response_idle_timeout)
         self.client.drop_body()
         self.body = b""
         self.call = None
         self.prompt = None
+
+    def _account(self) -> None:
+        """Note how a complete answer ended, and what the worker said that it took."""
+        record, watch = self.record, self.watch
+        if record.status >= _FIRST_ERROR_STATUS:
+            record.outcome = Outcome.CLIENT_ERROR if record.status < _FIRST_SERVER_ERROR else Outcome.WORKER_ERROR
+        elif watch is not None:
+            record.usage = watch.usage()
+            if watch.failed:
+                record.outcome = Outcome.WORKER_ERROR
+                record.error = "error event"
+        elif record.status == _OK:
+            record.usage = self.dialect.usage(self.tail[-_TAIL_BYTES:]) or NO_USAGE
 
     def _worker_field(self) -> bytes:
         name = self.client.server.worker_header

@@ -32,6 +32,7 @@ class Limits:
     pipelined_bytes: int = 64 << 10
     first_byte_timeout: float = 600.0
     response_idle_timeout: float = 300.0
+    request_timeout: float = 3600.0
 
 
 class HttpServer:
@@ -55,6 +56,7 @@ class HttpServer:
         self.worker_header = worker_header.encode() if worker_header else b""
         self.first_byte_timeout = limits.first_byte_timeout
         self.response_idle_timeout = limits.response_idle_timeout
+        self.request_timeout = limits.request_timeout
         self.connections: set[ClientConnection] = set()
         self.held_bytes = 0  # of request bodies, over all connections
         self.via = via

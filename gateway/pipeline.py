@@ -8,34 +8,49 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
 
 from backends.errors import UpstreamFault
-from backends.fleet_state import FleetState, Worker
+from backends.fleet_state import FleetState
+from backends.fleet_worker import Worker
 from backends.upstream_pool import UpstreamPool
 from cache.prefix_index import PrefixIndex
 from gateway.api_error import ApiError
 from gateway.calls import read_call
 from gateway.exchange import Exchange
-from gateway.model_choice import served_model, unknown_model
+from gateway.model_choice import served_model
+from gateway.placement import Placement
 from gateway.prompts import PromptReader, PromptView, guess
+from gateway.request_record import Observer, Outcome
 from gateway.routes import ROUTES, Kind
-from policies.routing import Needs, Prompt, RoutingPolicy
+from policies import ejection
+from policies.retry_budget import RetryBudget
+from policies.routing import Needs
 from policies.types import WorkerId
 
 log = logging.getLogger(__name__)
 
-_NOTHING_CACHED: Final[Mapping[WorkerId, int]] = {}
-_LOAD: Final = Needs.LOAD
 _PREFIXES: Final = Needs.PREFIXES
 _FIRST_ERROR_STATUS: Final = 400
-_PROLONG_STEPS: Final = 16
 _NO_FIELDS: Final[dict[str, object]] = {}
-_ANY_PROMPT: Final = Prompt(0, _NOTHING_CACHED)
+_FINISHED_WELL: Final = (Outcome.OK, Outcome.CLIENT_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the configuration says of the way of a request; replaced as a whole when it changes."""
+
+    max_attempts: int = 3
+    """Workers that may receive the same request."""
+    token_wait: float = 0.05
+    """Seconds that a prompt waits at most for its tokens."""
+    retry_statuses: frozenset[int] = frozenset({500, 502, 503, 504})
+    retries: RetryBudget = field(default_factory=RetryBudget)
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 class RequestPipeline:
@@ -45,43 +60,33 @@ class RequestPipeline:
         self,
         fleet: FleetState,
         pools: Mapping[WorkerId, UpstreamPool],
-        policy: RoutingPolicy,
+        placement: Placement,
         *,
         index: PrefixIndex,
         readers: Mapping[str, PromptReader],
         loop: asyncio.AbstractEventLoop,
         via: bytes,
-        max_attempts: int,
-        token_wait: float,
-        prediction_ttl: float,
-        unconfirmed_ttl: float,
-        sample: Callable[[], float] = random.random,
-        access_log: bool = False,
+        rules: Rules,
+        observers: Sequence[Observer] = (),
     ) -> None:
-        """`readers` by base model. A prompt waits at most `token_wait` seconds for its tokens; what a worker is
-        predicted to hold is forgotten after `prediction_ttl` seconds past its first byte unless an event confirms
-        it, or after `unconfirmed_ttl` where the worker publishes no events.
-        """
+        """`readers` by base model."""
         self.fleet = fleet
+        self.live: set[Exchange] = set()
+        self.placement = placement
+        self.readers = readers
+        self.rules = rules
+        self.observers = tuple(observers)
         self._pools = pools
-        self._policy = policy
-        self._needs = policy.needs
         self._index = index
-        self._readers = readers
         self._loop = loop
         self._via = b"\r\nvia: 1.1 " + via
-        self._max_attempts = max_attempts
-        self._token_wait = token_wait
-        self._prediction_ttl = prediction_ttl
-        self._unconfirmed_ttl = unconfirmed_ttl
-        self._sample = sample
-        self._access_log = access_log
         self._reader_failed = False
 
     # 1. In: a whole request has been read
 
     def begin(self, exchange: Exchange) -> None:
         """Answer the request, or find out what it needs and send it on its way."""
+        self.live.add(exchange)
         self._or_refuse(exchange, self._begin)
 
     def _or_refuse(self, exchange: Exchange, step: Callable[[Exchange], None]) -> None:
@@ -114,7 +119,13 @@ class RequestPipeline:
             return
         call = exchange.call = read_call(route.kind, exchange.body)
         call.model = served_model(self.fleet, call.model)
-        if self._needs is _PREFIXES:
+        record = exchange.record
+        record.kind = route.kind.value
+        record.dialect = route.dialect.name
+        record.model = call.model
+        record.streams = call.streams
+        self.placement.recognise(exchange)
+        if self.placement.needs is _PREFIXES:
             self._read_prompt(exchange)
         else:
             self._dispatch(exchange)
@@ -126,7 +137,7 @@ class RequestPipeline:
         assert call is not None, "set by begin"
         assert call.model is not None, "set by begin"
         base, adapter = self.fleet.chain_of(call.model)
-        reader = self._readers.get(base)
+        reader = self.readers.get(base)
         if reader is None:
             exchange.prompt = guess(call)
             self._dispatch(exchange)
@@ -157,8 +168,9 @@ class RequestPipeline:
 
     def _await_tokens(self, exchange: Exchange, reader: PromptReader, view: PromptView) -> None:
         """Wait for the rest of the tokens, but not for longer than they are worth."""
-        timer = self._loop.call_later(self._token_wait, self._dispatch, exchange)
-        exchange.wait(self._token_wait + 1.0)
+        token_wait = self.rules.token_wait
+        timer = self._loop.call_later(token_wait, self._dispatch, exchange)
+        exchange.wait(token_wait + 1.0)
 
         def arrived() -> None:
             timer.cancel()
@@ -171,77 +183,20 @@ class RequestPipeline:
             timer.cancel()
             self._dispatch(exchange)
 
-    # 3. Route: choose and reserve in one synchronous step
+    def _predict(self, exchange: Exchange, view: PromptView) -> None:
+        self.placement.predict(exchange, view, self._loop.time())
+
+    # 3. Route: choose and reserve in one synchronous step, then send
 
     def _dispatch(self, exchange: Exchange) -> None:
         if not exchange.finished:
             self._or_refuse(exchange, self._route)
 
     def _route(self, exchange: Exchange) -> None:
-        call = exchange.call
-        assert call is not None, "set by begin"
-        assert call.model is not None, "set by begin"
-        now = self._loop.time()
-        fleet = self.fleet
-        workers = fleet.candidates(fleet.serving(call.model), exchange.tried, now)
-        if not workers:
-            raise unknown_model(self.fleet, call.model)  # it was served a moment ago
-        view = exchange.prompt
-        if view is None:
-            views = [worker.load() if self._needs is _LOAD else worker.name_only for worker in workers]
-            decision = self._policy.choose(_ANY_PROMPT, views, self._sample())
-            lacking = None
-        else:
-            prompt = Prompt(view.tokens, self._cached_tokens(view) if view.blocks else _NOTHING_CACHED)
-            decision = self._policy.choose(prompt, [worker.view(now) for worker in workers], self._sample())
-            lacking = view.tokens - decision.cached_tokens
-            exchange.cached_tokens = decision.cached_tokens
-            exchange.cached_blocks = decision.cached_tokens // workers[decision.chosen].block_size
-        worker = exchange.worker = workers[decision.chosen]
-        exchange.reservation = fleet.reserve(worker, lacking, now, streams=call.streams and not call.is_batch)
-        if view is not None:
-            exchange.prompt_tokens = view.tokens
-            if view.blocks:
-                self._predict(exchange, view)
-        call.fields = _NO_FIELDS  # they have told all that is needed, and weigh several times the body
+        worker = self.placement.choose(exchange, self._loop.time())
+        assert exchange.call is not None, "set by begin"
+        exchange.call.fields = _NO_FIELDS  # they have told all that is needed, and weigh several times the body
         self._send(exchange, worker)
-
-    def _cached_tokens(self, view: PromptView) -> dict[WorkerId, int]:
-        """Leading tokens each worker holds. The last token is always computed: something must be sampled from."""
-        most = view.tokens - 1
-        cached: dict[WorkerId, int] = {}
-        for size, blocks in view.blocks.items():
-            for worker, depth in self._index.match(blocks.hashes).items():
-                if self.fleet.worker(worker).block_size == size:
-                    cached[worker] = min(depth * size, most)
-        return cached
-
-    def _predict(self, exchange: Exchange, view: PromptView) -> None:
-        """The worker will soon hold this prompt: say so at once, for those who come right behind."""
-        worker = exchange.worker
-        if worker is None or exchange.failed:
-            return
-        blocks = view.blocks.get(worker.block_size)
-        if blocks is None or not blocks.hashes:
-            return
-        now = self._loop.time()
-        if worker.publishes_events and view.confirmable:
-            # What it holds already was confirmed, or will be for the request that was predicted to bring it.
-            start = exchange.cached_blocks
-            ttl = self._prediction_ttl + worker.prefill.seconds(now)
-        else:
-            # Each use prolongs the whole prefix, in steps of time, so that most uses find nothing to do.
-            start = 0
-            ttl = self._unconfirmed_ttl
-            now -= now % (ttl / _PROLONG_STEPS)
-        fresh = self._index.predict(worker.id, blocks.hashes, start=start, now=now, ttl=ttl)
-        exchange.predicted = [*exchange.predicted, *fresh] if exchange.predicted else fresh
-
-    def _take_back(self, exchange: Exchange) -> None:
-        """The worker did not do what was predicted: nobody shall follow this request there."""
-        if exchange.predicted and exchange.worker is not None:
-            self._index.unpredict(exchange.worker.id, exchange.predicted)
-        exchange.predicted = ()
 
     def _send(self, exchange: Exchange, worker: Worker, *, fresh: bool = False) -> None:
         head = exchange.head
@@ -254,71 +209,118 @@ class RequestPipeline:
 
     # 4. The worker answers, or does not
 
-    def first_byte(self, exchange: Exchange) -> None:
+    def first_byte(self, exchange: Exchange, piece: bytes) -> None:
         """Its prefill is over."""
-        now = exchange.first_byte_at = self._loop.time()
+        now = exchange.record.first_byte_at = self._loop.time()
         reservation = exchange.reservation
         assert reservation is not None, "reserved before it was sent"
-        if exchange.status >= _FIRST_ERROR_STATUS:
+        if exchange.record.status >= _FIRST_ERROR_STATUS:
             self.fleet.refused(reservation, now)
             return
         worker = reservation.worker
         if worker.failures:
             log.info("worker %s answers again", worker.id)
         self.fleet.first_byte(reservation, now)
+        answer_id = exchange.dialect.answer_id(piece)
+        if answer_id is not None:
+            self.placement.answered(answer_id, worker, now)
+
+    def would_retry(self, exchange: Exchange, status: int) -> bool:
+        """Is a worker's answer of that status to be thrown away for another worker's?"""
+        return status in self.rules.retry_statuses and self._may_go_on(exchange, UpstreamFault.SERVER_ERROR)
 
     def fault(self, exchange: Exchange, fault: UpstreamFault, detail: str) -> None:
-        """The attempt failed and nothing has reached the client: try another worker where that is safe."""
+        """The attempt failed and nothing has reached the client: try another worker where that may be done."""
         worker = exchange.worker
         if worker is None:
             exchange.refuse(ApiError(fault.status, f"This request was not sent in time: {fault.value}."))
             return
-        if fault is UpstreamFault.RESET and exchange.reused:
+        if exchange.reused:
             # The worker closed an idle connection just as it was used: that says nothing about the worker.
             exchange.reused = False
             self._send(exchange, worker, fresh=True)
             return
         now = self._loop.time()
-        self._take_back(exchange)
+        self.placement.take_back(exchange)
         self._release(exchange, now)
-        if fault.may_retry:
-            if self.fleet.rest(worker, now):
-                log.warning("worker %s: %s (%s)", worker.id, fault.value, detail)
-                if not worker.publishes_events:
-                    self._index.clear(worker.id)  # an engine that went away has lost its cache
+        exchange.record.attempts[-1].fault = fault.value
+        self._blame(worker, fault, detail, now)
+        if self._may_go_on(exchange, fault):
             exchange.tried.append(worker)
-            if exchange.attempts < self._max_attempts and self._others_left(exchange):
-                self._dispatch(exchange)
-                return
+            self._dispatch(exchange)
+            return
+        exchange.record.error = fault.value
         message = f"No worker could answer this request: {fault.value}."
         exchange.refuse(ApiError(fault.status, message, code="worker_unavailable"))
 
+    def broken(self, exchange: Exchange, fault: UpstreamFault, detail: str) -> None:
+        """The worker failed after the first byte: nothing is repeated."""
+        if exchange.worker is not None:
+            exchange.record.attempts[-1].fault = fault.value
+            self._blame(exchange.worker, fault, detail, self._loop.time())
+
+    def _may_go_on(self, exchange: Exchange, fault: UpstreamFault) -> bool:
+        """May another worker be tried? Takes a place in the retry budget where that is needed, for good."""
+        call = exchange.call
+        if call is None or fault is UpstreamFault.REQUEST_TIMEOUT or not (fault.unreached or call.repeatable):
+            return False
+        assert call.model is not None, "set by begin"
+        exchange.attempts -= fault.unreached  # nobody has received it
+        tried = [*exchange.tried, exchange.worker]
+        if exchange.attempts >= self.rules.max_attempts or all(
+            worker in tried or worker.draining for worker in self.fleet.serving(call.model)
+        ):
+            return False
+        if fault.free or exchange.retrying is not None:
+            return True
+        if not self.rules.retries.try_take(len(self.live)):
+            return False
+        exchange.retrying = self.rules.retries
+        return True
+
+    def _blame(self, worker: Worker, fault: UpstreamFault, detail: str, now: float) -> None:
+        """What the fault says about the worker."""
+        if fault.free and self.fleet.rest(worker, now):
+            log.warning("worker %s: %s (%s)", worker.id, fault.value, detail)
+            if not worker.publishes_events:
+                self._index.clear(worker.id)  # an engine that went away has lost its cache
+        if fault in (UpstreamFault.HUNG, UpstreamFault.REQUEST_TIMEOUT):
+            return  # the one has its own judge, and the other is the request's own length
+        server_error = fault is UpstreamFault.SERVER_ERROR
+        self._record(worker, ejection.Outcome.SERVER_ERROR if server_error else ejection.Outcome.GATEWAY, now, fault)
+
+    def _record(self, worker: Worker, outcome: ejection.Outcome, now: float, why: str = "") -> None:
+        if self.fleet.record(worker, outcome, now):
+            until = self.fleet.ejections.until(worker.id) or now
+            log.warning("worker %s is left out for %.0f s: it keeps failing (%s)", worker.id, until - now, why)
+
+    # 5. Account: always the last step, however the exchange ended
+
     def finished(self, exchange: Exchange) -> None:
-        """Always the last step, however the exchange ended."""
-        now = self._loop.time()
+        """The exchange is over."""
+        now = exchange.record.finished_at = self._loop.time()
+        self.live.discard(exchange)
         self._release(exchange, now)
+        if exchange.retrying is not None:
+            exchange.retrying.give_back()
         if exchange.failed:
-            self._take_back(exchange)
-        if self._access_log:
-            worker = exchange.worker
-            log.info(
-                "%s %s %d worker=%s cached=%d tokens=%d ttft_ms=%.1f ms=%.1f bytes=%d request_id=%s%s",
-                _shown(exchange.head.method), _shown(exchange.head.path), exchange.status,
-                worker.id if worker else "-", exchange.cached_tokens, exchange.prompt_tokens,
-                max(exchange.first_byte_at - exchange.arrived, 0.0) * 1e3, (now - exchange.arrived) * 1e3,
-                exchange.response_bytes, _shown(exchange.request_id), " cut short" if exchange.cut_short else "",
-            )  # fmt: skip
+            self.placement.take_back(exchange)
+        record, worker = exchange.record, exchange.worker
+        if worker is not None and record.first_byte_at:
+            if record.outcome in _FINISHED_WELL:
+                self.fleet.record(worker, ejection.Outcome.OK, now)
+            elif record.outcome is Outcome.WORKER_ERROR:
+                self._record(worker, ejection.Outcome.SERVER_ERROR, now, record.error or str(record.status))
+        for observer in self.observers:
+            try:
+                observer.finished(record)
+            except Exception:
+                log.exception("request %s: it could not be accounted for", _shown(exchange.request_id))
 
     def _release(self, exchange: Exchange, now: float) -> None:
         if exchange.reservation is not None:
             self.fleet.release(exchange.reservation, now)
             exchange.reservation = None
-
-    def _others_left(self, exchange: Exchange) -> bool:
-        call = exchange.call
-        assert call is not None, "set by begin"
-        assert call.model is not None, "set by begin"
-        return any(worker not in exchange.tried for worker in self.fleet.serving(call.model))
 
 
 def _shown(value: bytes) -> str:

@@ -14,6 +14,7 @@ from gateway.calls import Call
 from policies.types import TokenIds
 
 _ATTACHMENT: Final = {"type": "text", "text": "<attachment>"}
+_BEGINNING: Final = 1024
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", None})
 
 
@@ -34,6 +35,16 @@ class PromptSource(NamedTuple):
     attachments: tuple[bytes, ...] = ()
     share: float = 1.0
     """Share of the whole batch that this prompt is, by length."""
+
+
+def beginning(call: Call) -> bytes:
+    """How a prompt begins: its first message, or the first 1,024 characters of a text."""
+    for name in ("messages", "prompt", "input"):
+        value = call.fields.get(name)
+        first = value[0] if type(value) is list and value else value
+        if first:
+            return orjson.dumps(first[:_BEGINNING] if type(first) is str else first)
+    return b""
 
 
 def amount(fields: Mapping[str, object]) -> Amount:

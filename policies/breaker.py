@@ -14,6 +14,11 @@ class BreakerLimits(NamedTuple):
     max_requests: int | None = None
     """Requests sent and not finished, the pending ones among them."""
 
+    @property
+    def bounded(self) -> bool:
+        """Is there any limit?"""
+        return self != (None, None, None)
+
 
 def admits(limits: BreakerLimits, connections: int, pending: int, requests: int) -> bool:
     """Whether one request more is within the limits. `connections` are those in use: an idle one can be used again."""

@@ -72,7 +72,7 @@ class Ejections:
     """Who is out until when. A worker that nobody has added is never out."""
 
     def __init__(self, rules: EjectionRules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._records: dict[WorkerId, _Record] = {}
         self._until: dict[WorkerId, float] = {}  # of those ejected and not yet swept back
         self._back: list[WorkerId] = []  # let in to keep the cap; the next sweep tells
@@ -80,7 +80,7 @@ class Ejections:
     @property
     def cap(self) -> int:
         """How many may be out at a time."""
-        return max(1, int(self._rules.max_share * len(self._records) + _ROUNDING))
+        return max(1, int(self.rules.max_share * len(self._records) + _ROUNDING))
 
     def add(self, worker: WorkerId) -> None:
         """A worker joins the fleet; nothing changes for one that is known."""
@@ -114,7 +114,7 @@ class Ejections:
             return False
         record.failures += 1
         record.gateway_failures = record.gateway_failures + 1 if outcome is Outcome.GATEWAY else 0
-        rules = self._rules
+        rules = self.rules
         if (
             record.failures >= rules.consecutive_failures
             or record.gateway_failures >= rules.consecutive_gateway_failures
@@ -166,7 +166,7 @@ class Ejections:
 
     def panic(self, n_candidates: int, n_out: int) -> bool:
         """Whether so few of the candidates are in that they would break down too: then ejection is ignored."""
-        return n_candidates - n_out < self._rules.panic_share * n_candidates
+        return n_candidates - n_out < self.rules.panic_share * n_candidates
 
     def usable(self, workers: Sequence[_W], now: float, id_of: Callable[[_W], WorkerId]) -> Sequence[_W]:
         """Those of `workers` that are in; all of them in a panic. The same object where nobody is out."""
@@ -185,7 +185,7 @@ class Ejections:
             self._back.append(other)
         if worker in self._back:
             self._back.remove(worker)
-        rules = self._rules
+        rules = self.rules
         if record.times * rules.base_s < rules.max_s:
             record.times += 1
         self._until[worker] = now + min(record.times * rules.base_s, rules.max_s)

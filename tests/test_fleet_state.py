@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends.fleet_state import FleetState, Worker
+from backends.fleet_state import FleetState
+from backends.fleet_worker import Worker
 from policies.types import WorkerId
 
 

@@ -71,9 +71,9 @@ class Breaker(Strict):
     max_requests: int | None = Field(default=None, ge=1)
     """Requests sent and not finished. By default there is no bound."""
     max_connections: int | None = Field(default=None, ge=1)
-    """Connections open. By default there is no bound."""
-    max_pending: int | None = Field(default=1024, ge=1)
-    """Connections being opened."""
+    """Connections in use. By default there is no bound."""
+    max_pending: int | None = Field(default=None, ge=1)
+    """Requests sent that have no byte of an answer yet. By default there is no bound."""
 
 
 class Health(Strict):

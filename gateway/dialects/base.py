@@ -35,5 +35,8 @@ class Dialect(Protocol):
     def error_event(self, error: ApiError) -> bytes:
         """A whole SSE event, its empty line included, after which the stream ends."""
 
+    def answer_id(self, piece: bytes) -> str | None:
+        """The id by which later requests follow this answer, from its first bytes; None where there is no such."""
+
     def usage(self, tail: bytes) -> Usage | None:
         """The token counts in the last bytes of an answer, or in a piece of a stream; None where there are none."""

@@ -32,6 +32,10 @@ class OpenAi:
         """The error object as an event: OpenAI's clients raise it."""
         return b"data: " + self.error_body(error) + b"\n\n"
 
+    def answer_id(self, piece: bytes) -> str | None:  # noqa: ARG002 - no request follows another in this dialect
+        """None: every request brings its whole conversation."""
+        return None
+
     def usage(self, tail: bytes) -> Usage | None:
         """From the `usage` object."""
         found = {name: int(count) for name, count in _COUNT(tail)}

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from backends.fleet_state import FleetState, Reservation, Worker
+from backends.fleet_state import FleetState
+from backends.fleet_worker import Reservation, Worker
 from backends.simulated.engine import EngineConfig, SimulatedEngine
 from backends.simulated.sequence import request_from_ids
 from backends.simulated.told_events import told

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from backends.fleet_state import FleetState, Worker
+from backends.fleet_state import FleetState
+from backends.fleet_worker import Worker
 from backends.upstream import UpstreamConnection
 from backends.upstream_pool import UpstreamPool
 from cache.prefix_index import PrefixIndex

@@ -1,0 +1,210 @@
+"""Which worker gets a request, and what is remembered of that: choose and reserve in one synchronous step.
+
+The choice is the policy's, unless the request belongs to a session or follows an earlier answer: then it goes where
+that is, as long as the worker may be tried. What the worker will hold because of the request is entered into the
+index as a prediction, and taken back if it does not come to that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import xxhash
+
+from gateway.api_error import ApiError
+from gateway.model_choice import unknown_model
+from gateway.prompt_text import beginning
+from gateway.request_record import Attempt
+from policies.affinity import AffinityMap
+from policies.routing import Needs, Prompt, RouteDecision, RoutingPolicy, WorkerView
+from policies.types import Tier, WorkerId
+
+if TYPE_CHECKING:
+    from backends.fleet_state import FleetState
+    from backends.fleet_worker import Worker
+    from cache.prefix_index import PrefixIndex
+    from gateway.exchange import Exchange
+    from gateway.prompts import PromptView
+
+_NOTHING_CACHED: Final[Mapping[WorkerId, int]] = {}
+_LOAD: Final = Needs.LOAD
+_NOTHING: Final = Needs.NOTHING
+_PROLONG_STEPS: Final = 16
+_ANY_PROMPT: Final = Prompt(0, _NOTHING_CACHED)
+_BEFORE_SLOW_DOWN: Final = b"\r\nretry-after: 1"
+
+
+class Placement:
+    """Places requests on workers."""
+
+    def __init__(
+        self,
+        fleet: FleetState,
+        index: PrefixIndex,
+        policy: RoutingPolicy,
+        *,
+        affinity: AffinityMap,
+        session_header: str | None,
+        prediction_ttl: float,
+        unconfirmed_ttl: float,
+        sample: Callable[[], float],
+    ) -> None:
+        """What a worker is predicted to hold is forgotten after `prediction_ttl` seconds past its first byte unless
+        an event confirms it, or after `unconfirmed_ttl` where the worker publishes no events.
+        """
+        self.needs = policy.needs
+        self._fleet = fleet
+        self._index = index
+        self._policy = policy
+        self._affinity = affinity
+        self._session_of = _header_finder(session_header)
+        self._prediction_ttl = prediction_ttl
+        self._unconfirmed_ttl = unconfirmed_ttl
+        self._sample = sample
+
+    def recognise(self, exchange: Exchange) -> None:
+        """Find out what keeps this request together with others, while its fields are at hand."""
+        call = exchange.call
+        assert call is not None, "read before"
+        if call.follows is not None:
+            exchange.session = call.follows
+            exchange.follows = True
+        elif self._session_of is not None and (found := self._session_of(exchange.head.fields)) is not None:
+            exchange.session = found[1].strip() or None
+        exchange.teaches = call.streams and not call.is_batch
+        if self._policy.uses_key:
+            seed = exchange.session or call.session_hint or beginning(call)
+            exchange.key = xxhash.xxh3_64_intdigest(seed) if seed else None
+
+    def choose(self, exchange: Exchange, now: float) -> Worker:
+        """Choose a worker and book the request there.
+
+        Raises:
+            ApiError: 503 where no worker may be given anything, 404 where none serves the model any longer.
+        """
+        call = exchange.call
+        assert call is not None, "read before"
+        assert call.model is not None, "read before"
+        fleet = self._fleet
+        serving = fleet.serving(call.model)
+        workers = fleet.candidates(serving, exchange.tried, now)
+        if not workers:
+            raise _nobody(fleet, call.model, serving, exchange.tried)
+        prompt = exchange.prompt
+        if prompt is None:
+            cached: Mapping[WorkerId, int] = _NOTHING_CACHED
+            views = [worker.load(now) if self.needs is _LOAD else worker.name(now) for worker in workers]
+        else:
+            cached = self._cached_tokens(prompt) if prompt.blocks else _NOTHING_CACHED
+            views = [worker.view(now) for worker in workers]
+        decision = self._home(exchange, workers, cached, now) or self._decide(exchange, prompt, cached, views)
+        worker = exchange.worker = workers[decision.chosen]
+        lacking = None if prompt is None else prompt.tokens - decision.cached_tokens
+        exchange.reservation = fleet.reserve(worker, lacking, now, streams=exchange.teaches)
+        exchange.cached_blocks = decision.cached_tokens // worker.block_size
+        record = exchange.record
+        record.routed_at = now
+        record.cached_tokens = decision.cached_tokens
+        record.attempts.append(Attempt(worker.id, views, cached, decision, at=now, tiers=self._tiers(prompt)))
+        if prompt is not None:
+            record.prompt_tokens = prompt.tokens
+            if prompt.blocks:
+                self.predict(exchange, prompt, now)
+        if exchange.session is not None and not exchange.follows:
+            self._affinity.put(exchange.session, worker.id, now)
+        return worker
+
+    def answered(self, answer_id: str, worker: Worker, now: float) -> None:
+        """Only this worker can go on from that answer."""
+        self._affinity.put(answer_id, worker.id, now)
+
+    def _home(
+        self, exchange: Exchange, workers: Sequence[Worker], cached: Mapping[WorkerId, int], now: float
+    ) -> RouteDecision | None:
+        """The worker where the request's session is, if it may be tried."""
+        if exchange.session is None:
+            return None
+        home = self._affinity.get(exchange.session, now)
+        if home is None:
+            return None
+        for place, worker in enumerate(workers):
+            if worker.id == home:
+                exchange.record.session = True
+                return RouteDecision(place, cached.get(home, 0), (), "follows" if exchange.follows else "session")
+        return None
+
+    def _decide(
+        self, exchange: Exchange, prompt: PromptView | None, cached: Mapping[WorkerId, int], views: list[WorkerView]
+    ) -> RouteDecision:
+        policy = self._policy
+        if prompt is None and not policy.uses_key:
+            return policy.choose(_ANY_PROMPT, views, self._sample())
+        return policy.choose(Prompt(prompt.tokens if prompt else 0, cached, exchange.key), views, self._sample())
+
+    def _cached_tokens(self, view: PromptView) -> dict[WorkerId, int]:
+        """Leading tokens each worker holds. The last token is always computed: something must be sampled from."""
+        most = view.tokens - 1
+        cached: dict[WorkerId, int] = {}
+        find = self._fleet.find
+        for size, blocks in view.blocks.items():
+            for worker_id, depth in self._index.match(blocks.hashes).items():
+                worker = find(worker_id)
+                if worker is not None and worker.block_size == size:
+                    cached[worker_id] = min(depth * size, most)
+        return cached
+
+    def _tiers(self, view: PromptView | None) -> Mapping[WorkerId, Mapping[Tier, int]] | None:
+        """Blocks by worker and tier, for the explanation; None where all are on devices."""
+        if view is None or not self._index.is_tiered:
+            return None
+        found: dict[WorkerId, Mapping[Tier, int]] = {}
+        for size, blocks in view.blocks.items():
+            for worker_id, tiers in self._index.match_tiers(blocks.hashes).items():
+                worker = self._fleet.find(worker_id)
+                if worker is not None and worker.block_size == size:
+                    found[worker_id] = tiers
+        return found
+
+    # -- predictions
+
+    def predict(self, exchange: Exchange, view: PromptView, now: float) -> None:
+        """The worker will soon hold this prompt: say so at once, for those who come right behind."""
+        worker = exchange.worker
+        if worker is None or exchange.failed:
+            return
+        blocks = view.blocks.get(worker.block_size)
+        if blocks is None or not blocks.hashes:
+            return
+        if worker.publishes_events and view.confirmable:
+            # What it holds already was confirmed, or will be for the request that was predicted to bring it.
+            start = exchange.cached_blocks
+            ttl = self._prediction_ttl + worker.prefill.seconds(now)
+        else:
+            # Each use prolongs the whole prefix, in steps of time, so that most uses find nothing to do.
+            start = 0
+            ttl = self._unconfirmed_ttl
+            now -= now % (ttl / _PROLONG_STEPS)
+        fresh = self._index.predict(worker.id, blocks.hashes, start=start, now=now, ttl=ttl)
+        exchange.predicted = [*exchange.predicted, *fresh] if exchange.predicted else fresh
+
+    def take_back(self, exchange: Exchange) -> None:
+        """The worker did not do what was predicted: nobody shall follow this request there."""
+        if exchange.predicted and exchange.worker is not None:
+            self._index.unpredict(exchange.worker.id, exchange.predicted)
+        exchange.predicted = ()
+
+
+def _nobody(fleet: FleetState, model: str, serving: Sequence[Worker], tried: Sequence[Worker]) -> ApiError:
+    if not serving:
+        return unknown_model(fleet, model)  # it was served a moment ago
+    if all(worker.draining or worker in tried for worker in serving):
+        return ApiError(503, "All workers of this model are being drained.", code="no_worker")
+    message = "All workers of this model have as many requests as they may."
+    return ApiError(503, message, code="overloaded", fields=_BEFORE_SLOW_DOWN)
+
+
+def _header_finder(name: str | None) -> Callable[[bytes], re.Match[bytes] | None] | None:
+    return None if name is None else re.compile(rb"\r\n(?i:%b):([^\r]*)" % re.escape(name.encode())).search
+
