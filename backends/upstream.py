@@ -91,7 +91,7 @@ class UpstreamConnection(asyncio.Protocol):
     """One keep-alive connection to a worker; carries one exchange at a time."""
 
     __slots__ = (
-        "_begun", "_complete", "_head", "_keep", "_left", "_parser", "_paused", "_pool", "_sink", "_state",
+        "_begun", "_complete", "_ended", "_head", "_keep", "_left", "_parser", "_paused", "_pool", "_sink", "_state",
         "idle_since", "started", "transport", "uses",
     )  # fmt: skip
 
@@ -104,6 +104,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._left = 0
         self._begun = 0
         self._complete = False
+        self._ended = False
         self._keep = False
         self._paused = False
         self.started = False
@@ -171,6 +172,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The worker sends no more: close."""
+        self._ended = True
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -182,7 +184,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = None
         if sink is None:
             return
-        if state is _STREAM and error is None:
+        if state is _STREAM and error is None and self._ended:
             sink.response_end()
         elif state is _HEAD and not self.started:
             sink.response_fault(UpstreamFault.RESET, str(error or "end of stream"))

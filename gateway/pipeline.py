@@ -17,6 +17,7 @@ import orjson
 from backends.errors import UpstreamFault
 from backends.fleet_state import FleetState, Worker
 from backends.upstream_pool import UpstreamPool
+from backends.upstream_request import NO_ACCESS, WorkerAccess, render_request
 from cache.prefix_index import PrefixIndex
 from gateway.api_error import ApiError
 from gateway.calls import read_call
@@ -57,6 +58,7 @@ class RequestPipeline:
         unconfirmed_ttl: float,
         sample: Callable[[], float] = random.random,
         access_log: bool = False,
+        access: Mapping[WorkerId, WorkerAccess] | None = None,
     ) -> None:
         """`readers` by base model. A prompt waits at most `token_wait` seconds for its tokens; what a worker is
         predicted to hold is forgotten after `prediction_ttl` seconds past its first byte unless an event confirms
@@ -69,7 +71,8 @@ class RequestPipeline:
         self._index = index
         self._readers = readers
         self._loop = loop
-        self._via = b"\r\nvia: 1.1 " + via
+        self._via = b"1.1 " + via
+        self._access = access or {}
         self._max_attempts = max_attempts
         self._token_wait = token_wait
         self._prediction_ttl = prediction_ttl
@@ -245,11 +248,15 @@ class RequestPipeline:
 
     def _send(self, exchange: Exchange, worker: Worker, *, fresh: bool = False) -> None:
         head = exchange.head
-        via = self._via if head.via is None else b"%b, via: %b" % (self._via, head.via)
-        request = b"%b %b%b HTTP/1.1\r\nhost: %b%b\r\nx-request-id: %b%b\r\ncontent-length: %d\r\n\r\n%b" % (
-            head.method, head.path, head.query, worker.authority, head.fields,
-            exchange.request_id, via, len(exchange.body), exchange.body,
-        )  # fmt: skip
+        request = render_request(
+            head,
+            exchange.body,
+            host=worker.authority,
+            request_id=exchange.request_id,
+            via=self._via,
+            credentials=self._access.get(worker.id, NO_ACCESS).lines(head),
+            forwarded=exchange.client.forwarded_fields(head),
+        )
         exchange.send(self._pools[worker.id], request, fresh=fresh)
 
     # 4. The worker answers, or does not
