@@ -20,12 +20,22 @@ import httptools
 CRLF2: Final = b"\r\n\r\n"
 
 _HOP_FIELDS: Final = (
-    rb"connection|keep-alive|proxy-connection|proxy-authenticate|proxy-authorization|te|trailer|"
-    rb"transfer-encoding|upgrade|http2-settings|content-length|x-request-id"
+    rb"con(?:nection|tent-length)|keep-alive|proxy-(?:connection|authenticate|authorization)|te|"
+    rb"tra(?:iler|nsfer-encoding)|upgrade|http2-settings|x-request-id"
 )
-# Splitting by a pattern with two groups yields text, name, value, text, name, value, ..., text.
-_REQUEST_SPLIT: Final = re.compile(rb"\r\n(?i:(host|expect|via|" + _HOP_FIELDS + rb")):[ \t]*([^\r]*)").split
+_CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key", b"cookie")
+# End-to-end fields that do not simply go on: whose they are, where they came from, and what they belong to.
+_APART_FIELDS: Final = (
+    rb"authorization|api-key|cookie|forwarded|traceparent|x-(?:api-key|real-ip|forwarded-[a-z-]+)"
+)
+# Splitting by a pattern with two groups yields text, name, value, text, name, value, ..., text. What names begin with
+# is looked at first: it spares most fields the alternatives.
+_REQUEST_SPLIT: Final = re.compile(
+    rb"\r\n(?=[acefhkptuvACEFHKPTUV]|[xX]-[afrAFR])(?i:(host|expect|via|"
+    + _APART_FIELDS + rb"|" + _HOP_FIELDS + rb")):[ \t]*([^\r]*)"
+).split  # fmt: skip
 _RESPONSE_SPLIT: Final = re.compile(rb"\r\n(?i:(" + _HOP_FIELDS + rb")):[ \t]*([^\r]*)").split
+_APART: Final = re.compile(_APART_FIELDS).fullmatch
 _PLAIN_CONNECTION: Final = frozenset((b"keep-alive", b"close", b"Keep-Alive", b"Close", b""))
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] [1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?").fullmatch
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}").fullmatch
@@ -55,8 +65,20 @@ class HttpError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class ForwardedFields:
+    """What a client says of hops before it, unchecked; repeated fields are joined by commas."""
+
+    addresses: bytes | None
+    """`X-Forwarded-For`."""
+    proto: bytes | None
+    host: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class RequestHead:
-    """A client's request head but for the length of its body. `fields` are the end-to-end lines, each led by CRLF."""
+    """A client's request head but for the length of its body. `fields` are the end-to-end lines, each led by CRLF,
+    without those that are given apart.
+    """
 
     method: bytes
     path: bytes
@@ -67,6 +89,12 @@ class RequestHead:
     expects_continue: bool
     request_id: bytes | None
     via: bytes | None
+    credentials: bytes
+    """`Authorization`, `X-API-Key`, `API-Key` and `Cookie`, as lines each led by CRLF."""
+    forwarded: ForwardedFields | None
+    """None where it has none of the three. `Forwarded`, `X-Real-IP` and other `X-Forwarded-` fields end here."""
+    traceparent: bytes | None
+    """None also where there are several: which of them is meant cannot be told."""
     fields: bytes
 
 
@@ -207,6 +235,8 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
     if any(expectation.lower() != b"100-continue" for expectation in expectations):
         raise HttpError(417, "the only expectation served here is 100-continue")
     request_ids = named.get(b"x-request-id", [])
+    fields = _end_to_end(parts, named)
+    traces = named.get(b"traceparent", ())
     head = RequestHead(
         method=method,
         path=target[1],
@@ -216,10 +246,35 @@ def parse_request_head(raw: bytes, listener: object) -> tuple[RequestHead, HttpP
         chunked=chunked,
         expects_continue=http11 and bool(expectations),
         request_id=request_ids[0] if len(request_ids) == 1 and _REQUEST_ID(request_ids[0]) else None,
-        via=b", ".join(named[b"via"]) if b"via" in named else None,
-        fields=_end_to_end(parts, named),
+        via=_joined(named, b"via"),
+        credentials=_credentials(named),
+        forwarded=_forwarded(named),
+        traceparent=traces[0] if len(traces) == 1 else None,
+        fields=fields,
     )
     return head, body_parser
+
+
+def _joined(named: dict[bytes, list[bytes]], name: bytes) -> bytes | None:
+    values = named.get(name)
+    return None if values is None else b", ".join(values)
+
+
+def _credentials(named: dict[bytes, list[bytes]]) -> bytes:
+    lines = b""
+    for name in _CREDENTIALS:
+        for value in named.get(name, ()):
+            lines += b"\r\n%b: %b" % (name, value)
+    return lines
+
+
+def _forwarded(named: dict[bytes, list[bytes]]) -> ForwardedFields | None:
+    addresses = _joined(named, b"x-forwarded-for")
+    proto = _joined(named, b"x-forwarded-proto")
+    host = _joined(named, b"x-forwarded-host")
+    if addresses is None and proto is None and host is None:
+        return None
+    return ForwardedFields(addresses, proto, host)
 
 
 def parse_response_head(raw: bytes, listener: object) -> tuple[ResponseHead, HttpParser]:
@@ -297,6 +352,9 @@ def _end_to_end(parts: list[bytes], named: dict[bytes, list[bytes]]) -> bytes:
     for options in named.get(b"connection", ()):
         if options not in _PLAIN_CONNECTION:
             fields = _without_named(fields, options)
+            for option in options.lower().split(b","):
+                if _APART(option.strip()):
+                    named.pop(option.strip(), None)
     return fields
 
 

@@ -69,8 +69,8 @@ class UpstreamConnection(asyncio.Protocol):
     """One keep-alive connection to a worker; carries one exchange at a time."""
 
     __slots__ = (
-        "_begun", "_complete", "_head", "_keep", "_left", "_parser", "_paused", "_pieces", "_pool", "_sink", "_state",
-        "idle_since", "started", "transport", "uses",
+        "_begun", "_complete", "_ended", "_head", "_keep", "_left", "_parser", "_paused", "_pieces", "_pool", "_sink",
+        "_state", "idle_since", "started", "transport", "uses",
     )  # fmt: skip
 
     def __init__(self, pool: UpstreamPool) -> None:
@@ -83,6 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._begun = 0
         self._complete = False
         self._pieces: list[bytes] = []  # of the body, from the chunks of one read
+        self._ended = False
         self._keep = False
         self._paused = False
         self.started = False
@@ -150,6 +151,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The worker sends no more: close."""
+        self._ended = True
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -161,7 +163,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = None
         if sink is None:
             return
-        if state is _STREAM and error is None:
+        if state is _STREAM and error is None and self._ended:
             sink.response_end()
         elif state is _HEAD and not self.started:
             sink.response_fault(UpstreamFault.RESET, str(error or "end of stream"))

@@ -13,6 +13,7 @@ import orjson
 
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
+from backends.tls import UpstreamTls
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class WorkerProbe:
         timeout: float,
         api_keys: Mapping[str, str],
         on_models: Callable[[], None],
+        tls: Mapping[str, UpstreamTls] | None = None,
     ) -> None:
         """`interval` and `timeout` in seconds; `api_keys` by worker, sent as bearer tokens.
 
@@ -40,6 +42,7 @@ class WorkerProbe:
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._api_keys = api_keys
         self._on_models = on_models
+        self._tls = tls or {}
         self._troubled: set[Worker] = set()
 
     async def run(self, first_round: asyncio.Event) -> None:
@@ -51,11 +54,17 @@ class WorkerProbe:
                 await asyncio.sleep(self._interval)
 
     async def _probe(self, session: aiohttp.ClientSession, worker: Worker) -> None:
-        url = f"http://{worker.authority.decode()}/v1/models"
+        tls = self._tls.get(worker.id)
+        url = f"{'http' if tls is None else 'https'}://{worker.authority.decode()}/v1/models"
         key = self._api_keys.get(worker.id)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
-            async with session.get(url, headers=headers) as response:
+            async with session.get(
+                url,
+                headers=headers,
+                ssl=True if tls is None else tls.context,
+                server_hostname=None if tls is None else tls.spec.server_name,
+            ) as response:
                 body = await _whole(response)
             cards = _cards(response.status, body)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:

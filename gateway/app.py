@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -20,17 +20,21 @@ import backends.simulated
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
 from backends.kv_subscriber import FeedState, KvSubscriber
+from backends.tls import TlsError, TlsFiles, UpstreamTls, UpstreamTlsSpec
 from backends.upstream_pool import UpstreamPool
+from backends.upstream_request import WorkerAccess
 from backends.worker_probe import WorkerProbe
 from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
 from gateway.config import Config, Model
 from gateway.config import Worker as WorkerSettings
+from gateway.forwarding import Forwarding
 from gateway.http_server import HttpServer, Limits
 from gateway.logs import set_up_logging
 from gateway.pipeline import RequestPipeline
 from gateway.prompts import PromptReader, ReadingLimits
+from gateway.tls import ServerTls
 from policies.prefill_queue import FleetRate, PrefillQueue
 from policies.routing import RoutingPolicy, make_policy
 
@@ -62,7 +66,7 @@ async def _serve_until_signalled(config: Config) -> None:
         loop.add_signal_handler(number, on_signal)
     async with serving(config) as port:
         host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
-        log.info("listening on http://%s:%d", host, port)
+        log.info("listening on %s://%s:%d", "http" if config.listen.tls is None else "https", host, port)
         await stop.wait()
         log.info("stopping; requests in flight have %g s to finish", config.limits.drain_timeout)
 
@@ -79,7 +83,9 @@ async def serving(config: Config) -> AsyncIterator[int]:
         tokenized=[model.name for model in config.models if model.tokenizer is not None],
     )
     index = PrefixIndex(max_blocks=config.index.max_blocks)
-    pools = {worker.id: _pool(config, worker, loop) for worker in fleet.workers}
+    server_tls = None if config.listen.tls is None else ServerTls(config.listen.tls)
+    upstream_tls = {worker.name: _upstream_tls(worker) for worker in config.workers if worker.uses_tls}
+    pools = {worker.id: _pool(config, worker, loop, upstream_tls.get(worker.id)) for worker in fleet.workers}
     via = b"prefixgate-" + os.urandom(6).hex().encode()
     async with contextlib.AsyncExitStack() as stack:
         executor = ThreadPoolExecutor(config.tokens.threads, thread_name_prefix="tokens")
@@ -100,18 +106,30 @@ async def serving(config: Config) -> AsyncIterator[int]:
             unconfirmed_ttl=config.index.unconfirmed_ttl,
             sample=random.Random(config.routing.cost.seed).random,  # noqa: S311 - it breaks ties
             access_log=config.log.access,
+            access={worker.name: _access(worker) for worker in config.workers},
         )
-        server = HttpServer(pipeline, _limits(config), loop, via=via, worker_header=config.response_headers.worker)
+        server = HttpServer(
+            pipeline,
+            _limits(config),
+            loop,
+            via=via,
+            worker_header=config.response_headers.worker,
+            forwarding=Forwarding(config.listen.trusted_proxies),
+        )
         for pool in pools.values():
             stack.push_async_callback(pool.close)
             server.every_sweep(pool.expire)
         server.every_sweep(index.expire)
-        await _follow_workers(config, fleet, index, stack)
+        if config.reload.watch:
+            files = [*upstream_tls.values(), *([] if server_tls is None else [server_tls])]
+            server.every_sweep(_certificate_watch(files, config.reload.watch))
+        await _follow_workers(config, fleet, index, stack, upstream_tls)
         port = await server.start(
             config.listen.host,
             config.listen.port,
             backlog=config.listen.backlog,
             reuse_port=config.listen.reuse_port,
+            tls=server_tls,
         )
         stack.push_async_callback(server.close, config.limits.drain_timeout)
         # What is alive now lives as long as the process; the collector need not look at it again, and what a
@@ -136,7 +154,40 @@ def _worker(settings: WorkerSettings, fleet_rate: FleetRate) -> Worker:
     )
 
 
-def _pool(config: Config, worker: Worker, loop: asyncio.AbstractEventLoop) -> UpstreamPool:
+def _upstream_tls(settings: WorkerSettings) -> UpstreamTls:
+    tls = settings.tls
+    return UpstreamTls(UpstreamTlsSpec(tls.ca, tls.certificate, tls.key, tls.server_name, tls.verify))
+
+
+def _access(settings: WorkerSettings) -> WorkerAccess:
+    key = settings.api_key
+    return WorkerAccess.of(
+        None if key is None else key.get_secret_value(), forward_client=settings.forward_client_key
+    )
+
+
+def _certificate_watch(files: Sequence[TlsFiles], seconds: float) -> Callable[[float], None]:
+    """A look at the files of certificates every so many seconds."""
+    due = 0.0
+
+    def look(now: float) -> None:
+        nonlocal due
+        if now < due:
+            return
+        due = now + seconds
+        for tls in files:
+            try:
+                if tls.reload():
+                    log.info("TLS: changed files are in force for new connections: %s", tls)
+            except TlsError as error:
+                log.error("TLS: changed files cannot be used, the old ones stay in force: %s", error)  # noqa: TRY400 - the message is all
+
+    return look
+
+
+def _pool(
+    config: Config, worker: Worker, loop: asyncio.AbstractEventLoop, tls: UpstreamTls | None
+) -> UpstreamPool:
     upstream = config.upstream
     return UpstreamPool(
         worker.host,
@@ -145,6 +196,8 @@ def _pool(config: Config, worker: Worker, loop: asyncio.AbstractEventLoop) -> Up
         keepalive=upstream.keepalive,
         max_idle=upstream.max_idle_connections,
         loop=loop,
+        tls=tls,
+        server_name=None if tls is None else tls.spec.server_name,
     )
 
 
@@ -204,7 +257,11 @@ def _limits(config: Config) -> Limits:
 
 
 async def _follow_workers(
-    config: Config, fleet: FleetState, index: PrefixIndex, stack: contextlib.AsyncExitStack
+    config: Config,
+    fleet: FleetState,
+    index: PrefixIndex,
+    stack: contextlib.AsyncExitStack,
+    upstream_tls: Mapping[str, UpstreamTls],
 ) -> None:
     """Learn each worker's models and follow its KV events from then on; waits a moment for the first answers."""
     events = {worker.name: worker.kv_events for worker in config.workers}
@@ -247,6 +304,7 @@ async def _follow_workers(
         timeout=config.upstream.connect_timeout,
         api_keys={name: key.get_secret_value() for name, key in keys.items() if key is not None},
         on_models=follow_all,
+        tls=upstream_tls,
     )
     first_round = asyncio.Event()
     tasks(probe.run(first_round), "worker probe")

@@ -32,6 +32,7 @@ _DRAIN_BYTES: Final = 64 << 20
 _without_empty_lines: Final = re.compile(rb"\A(?:\r\n)+").sub
 _NOTHING: Final = (b"", b"\r")
 _RESET: Final = struct.pack("ii", 1, 0)
+_TLS_RECORD: Final = b"\x16"  # a handshake begins so; no method does
 _HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -58,7 +59,8 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_body", "_buffer", "_complete", "_deadline", "_head", "_held", "_left", "_parser", "_phase", "_reading",
-        "_taking", "_timeout", "_unread", "_unread_since", "exchange", "paused", "server", "transport",
+        "_taking", "_timeout", "_trusted", "_unread", "_unread_since", "exchange", "paused", "peer", "server",
+        "transport",
     )  # fmt: skip
 
     def __init__(self, server: HttpServer) -> None:
@@ -80,6 +82,8 @@ class ClientConnection(asyncio.Protocol):
         self._timeout = 0.0
         self._unread = 0  # bytes that the client had left unread when last looked at, and since when
         self._unread_since = 0.0
+        self.peer = ""  # address of whoever is connected
+        self._trusted = False  # is that a proxy whose word on its own clients counts?
 
     # -- asyncio.Protocol
 
@@ -91,6 +95,10 @@ class ClientConnection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self.peer = str(peer[0])
+            self._trusted = server.forwarding.trusts(self.peer)
         self.transport.set_write_buffer_limits(high=server.limits.buffer_bytes)
         self._deadline = server.loop.time() + server.limits.idle_timeout
         if len(server.connections) > server.limits.max_connections:
@@ -228,6 +236,8 @@ class ClientConnection(asyncio.Protocol):
         if data[:1] == b"\n" or not (whole or _ends_lines_well(data)):
             raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
         if not whole:
+            if data[:1] == _TLS_RECORD:
+                raise HttpError(400, "this port speaks plain HTTP, not TLS")
             self._buffer = data
             return None
         return data[:end], data[end:]
@@ -317,6 +327,18 @@ class ClientConnection(asyncio.Protocol):
             self._phase = _HEAD
             self._deadline = self.server.loop.time() + self.server.limits.idle_timeout
             self._go_on()
+
+    def forwarded_fields(self, head: RequestHead) -> bytes:
+        """Header lines that tell a worker where the request came from, each led by CRLF."""
+        if head.forwarded is None or not self._trusted:
+            return b""
+        return self.server.forwarding.fields(self.peer, head)
+
+    def client_address(self, head: RequestHead) -> str:
+        """Who made the request, as far as that is known."""
+        if head.forwarded is None or not self._trusted:
+            return self.peer
+        return self.server.forwarding.client_address(self.peer, head)
 
     def watch(self, timeout: float) -> None:
         """The worker must make progress at least every `timeout` seconds from now on."""

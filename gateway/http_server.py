@@ -7,12 +7,18 @@ There is no timer per request: one sweep over all connections looks after every 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
+from backends.tls_transport import TlsTransport
 from gateway.client_connection import ClientConnection
 from gateway.exchange import Pipeline
+from gateway.forwarding import Forwarding
+from gateway.tls import ServerTls
+
+log = logging.getLogger(__name__)
 
 SWEEP: Final = 0.25
 
@@ -35,6 +41,13 @@ class Limits:
     request_timeout: float = 3600.0
 
 
+class _Refusal(asyncio.Protocol):
+    """A connection that is closed as it comes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).abort()
+
+
 class HttpServer:
     """Accepts clients, keeps their deadlines, and hands whole requests to the pipeline."""
 
@@ -46,9 +59,10 @@ class HttpServer:
         *,
         via: bytes,
         worker_header: str | None = None,
+        forwarding: Forwarding | None = None,
     ) -> None:
         """`via` is this gateway's name in `Via` fields, its own among all; `worker_header` names the response field
-        that tells a client its worker, None keeps it untold.
+        that tells a client its worker, None keeps it untold; without `forwarding` no proxy is trusted.
         """
         self.pipeline = pipeline
         self.limits = limits
@@ -60,16 +74,28 @@ class HttpServer:
         self.connections: set[ClientConnection] = set()
         self.held_bytes = 0  # of request bodies, over all connections
         self.via = via
+        self.forwarding = forwarding or Forwarding()
+        self.failed_handshakes = 0
+        self._handshakes: set[TlsTransport] = set()
         self._serial = 0
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self.draining = False  # once True, no connection is kept alive any more
         self._on_sweep: list[Callable[[float], object]] = []
 
-    async def start(self, host: str, port: int, *, backlog: int = 1024, reuse_port: bool = False) -> int:
-        """Listen; returns the port, which is new where `port` was 0."""
+    async def start(
+        self,
+        host: str,
+        port: int,
+        *,
+        backlog: int = 1024,
+        reuse_port: bool = False,
+        tls: ServerTls | None = None,
+    ) -> int:
+        """Listen; returns the port, which is new where `port` was 0. Each connection asks `tls` for its context."""
+        accept = self._plain if tls is None else lambda: self._encrypted(tls)
         self._server = await self.loop.create_server(
-            lambda: ClientConnection(self), host, port, backlog=backlog, reuse_port=reuse_port or None
+            accept, host, port, backlog=backlog, reuse_port=reuse_port or None
         )
         self._sweep()
         return int(self._server.sockets[0].getsockname()[1])
@@ -83,6 +109,8 @@ class HttpServer:
         self.draining = True
         if self._server is not None:
             self._server.close()
+        for handshake in list(self._handshakes):
+            handshake.abort()
         for connection in list(self.connections):
             connection.close_if_idle()
         deadline = self.loop.time() + grace
@@ -93,6 +121,24 @@ class HttpServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
         await asyncio.sleep(0)
+
+    def _plain(self) -> asyncio.Protocol:
+        return ClientConnection(self)
+
+    def _encrypted(self, tls: ServerTls) -> asyncio.Protocol:
+        if len(self._handshakes) >= self.limits.max_connections:
+            return _Refusal()  # a handshake costs more than to be told that there is no room
+        transport = TlsTransport(
+            ClientConnection(self), tls.context, self.loop, timeout=self.limits.head_timeout, shaken=self._shaken
+        )
+        self._handshakes.add(transport)
+        return transport
+
+    def _shaken(self, transport: TlsTransport, error: Exception | None) -> None:
+        self._handshakes.discard(transport)
+        if error is not None:
+            self.failed_handshakes += 1
+            log.debug("TLS handshake with %s failed: %s", transport.get_extra_info("peername"), error)
 
     def new_request_id(self) -> bytes:
         """An id unique to this process and request."""
