@@ -1,0 +1,1 @@
+"""Where workers are found: one interface, and the sources that speak it."""
