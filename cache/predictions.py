@@ -110,8 +110,21 @@ class Predictions:
     def trim(self, state: WorkerBlocks, recency: OrderedDict[BlockHash, float]) -> None:
         """Drop what is beyond the worker's capacity."""
         capacity = state.traits.capacity
-        while capacity is not None and len(recency) > capacity:
-            self.drop(state, next(iter(recency)))
+        if capacity is not None and len(recency) > capacity:
+            self.drop_oldest(state, recency, len(recency) - capacity)
+
+    def drop_oldest(self, state: WorkerBlocks, recency: OrderedDict[BlockHash, float], n_blocks: int) -> None:
+        """Drop the `n_blocks` least recently used ones, which there must be."""
+        device, intern, bit, torn = self._tables.device, self._tables.intern, state.bit, state.torn_until
+        for _ in range(n_blocks):
+            block, used = recency.popitem(last=False)
+            if mask := device[block] ^ bit:
+                device[block] = intern(mask)
+            else:
+                del device[block]
+            torn = max(used, torn)
+        state.torn_until = torn
+        self.count(state, -n_blocks)
 
     def count(self, state: WorkerBlocks, n_blocks: int) -> None:
         """So many more, or fewer, are predicted of this worker."""
