@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -116,7 +116,7 @@ class Fleet:
         poll = WorkerPoll(
             spec.id,
             worker.url,
-            self,
+            listener=self,
             settings=_poll_settings(settings),
             api_key=spec.api_key,
             tls=tls,
@@ -244,10 +244,10 @@ class Fleet:
         tokens = [count for count in (load.prompt_tokens, load.generation_tokens) if count is not None]
         state.progress.counters(float(sum(tokens)) if tokens else None, now)
         if load.kv_blocks:
-            self.state.learn_capacity(state, _in_blocks(load, state.block_size))
+            self.state.learn_capacity(state, load.blocks_of(state.block_size) or load.kv_blocks)
             self._set_capacity(member)
 
-    def models(self, worker: WorkerId, cards: list[dict[str, object]]) -> None:
+    def models(self, worker: WorkerId, cards: Sequence[dict[str, object]]) -> None:
         """See `PollListener`."""
         member = self.members.get(worker)
         if member is not None:
@@ -407,17 +407,13 @@ def _worst(feeds: Iterable[KvSubscriber]) -> str | None:
     return next((state.value for state in states if state is not FeedState.LIVE), states[0].value if states else None)
 
 
-def _in_blocks(load: EngineLoad, block_size: int) -> int:
-    """Its capacity in blocks of our size: it may count in others."""
-    assert load.kv_blocks is not None, "asked for only where it is told"
-    return max(1, load.kv_blocks * (load.block_size or block_size) // block_size)
-
-
 def _poll_settings(settings: FleetSettings) -> PollSettings:
     return PollSettings(
-        probe_path=settings.probe_path,
-        probe_interval=settings.probe_interval,
-        probe_timeout=settings.probe_timeout,
+        health_path=settings.probe_path,
+        health_interval=settings.probe_interval,
+        health_timeout=settings.probe_timeout,
         metrics_interval=settings.metrics_interval,
-        model_interval=settings.model_refresh,
+        metrics_timeout=settings.probe_timeout,
+        models_interval=settings.model_refresh,
+        models_timeout=settings.probe_timeout,
     )

@@ -49,6 +49,10 @@ class UpstreamPool:
         self._session: tuple[ssl.SSLContext, ssl.SSLSession] | None = None
         self._retired = False
 
+    def configure(self, *, connect_timeout: float, keepalive: float, max_idle: int) -> None:
+        """Take up other settings, for what happens from now on."""
+        self._connect_timeout, self._keepalive, self._max_idle = connect_timeout, keepalive, max_idle
+
     @property
     def connecting(self) -> int:
         """Connections that are being opened."""

@@ -13,13 +13,13 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from ssl import SSLContext
 from typing import Final, Protocol
 
 import aiohttp
 import orjson
 
 from backends.engine_metrics import PAGE_LIMIT, EngineLoad, read_load
+from backends.tls import UpstreamTls
 from policies.types import WorkerId
 
 log = logging.getLogger(__name__)
@@ -75,26 +75,22 @@ class WorkerPoll:
         listener: PollListener,
         settings: PollSettings | None = None,
         api_key: str | None = None,
-        ssl: SSLContext | bool = True,
-        server_name: str | None = None,
+        tls: UpstreamTls | None = None,
         sample: Callable[[], float] = random.random,
     ) -> None:
-        """`base_url` has no path; `api_key` is sent as a bearer token. `ssl` and `server_name` count for `https`: a
-        context, or False to take any certificate; the name that the certificate must carry.
-        """
+        """`base_url` has no path; `api_key` is sent as a bearer token. `tls` is needed for `https`."""
         self.worker = worker
         self.first_round = asyncio.Event()
         """Set once each question has been answered, or has failed, once."""
         self._url = base_url.rstrip("/")
         self._listener = listener
-        self._settings = settings or PollSettings()
+        self.settings = settings or PollSettings()
         self._headers = {"accept-encoding": "identity"}  # what is small on the wire shall be small here
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
-        self._ssl = ssl
-        self._server_name = server_name
+        self._tls = tls
         self._sample = sample
-        self._health_path = self._settings.health_path
+        self._health_path = self.settings.health_path
         self._metrics_paths: tuple[str, ...] = _METRICS_PATHS
         self._open_questions = 3
         self._trouble: dict[str, str] = {}
@@ -107,7 +103,6 @@ class WorkerPoll:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        settings = self._settings
         connector = aiohttp.TCPConnector(limit=4)
         async with (
             aiohttp.ClientSession(
@@ -116,9 +111,9 @@ class WorkerPoll:
             asyncio.TaskGroup() as tasks,
         ):
             for waker, ask, interval in (
-                (self._wakers[0], self._ask_health, settings.health_interval),
-                (self._wakers[1], self._ask_metrics, settings.metrics_interval),
-                (self._wakers[2], self._ask_models, settings.models_interval),
+                (self._wakers[0], self._ask_health, lambda: self.settings.health_interval),
+                (self._wakers[1], self._ask_metrics, lambda: self.settings.metrics_interval),
+                (self._wakers[2], self._ask_models, lambda: self.settings.models_interval),
             ):
                 tasks.create_task(self._repeat(session, ask, interval, waker))
 
@@ -126,7 +121,7 @@ class WorkerPoll:
         self,
         session: aiohttp.ClientSession,
         ask: Callable[[aiohttp.ClientSession], Awaitable[float | None]],
-        interval: float,
+        interval: Callable[[], float],
         waker: asyncio.Event,
     ) -> None:
         """Ask now and then; `ask` may return another interval than the usual one."""
@@ -141,12 +136,12 @@ class WorkerPoll:
                 if self._open_questions == 0:
                     self.first_round.set()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(waker.wait(), (pause or interval) * share)
+                await asyncio.wait_for(waker.wait(), (pause or interval()) * share)
             waker.clear()
             share = 1 - _JITTER / 2 + _JITTER * self._sample()
 
     async def _ask_health(self, session: aiohttp.ClientSession) -> None:
-        timeout = self._settings.health_timeout
+        timeout = self.settings.health_timeout
         try:
             status = await self._probe(session, self._health_path, timeout)
             if status in _NO_SUCH_PATH and self._health_path != _MODELS_PATH:
@@ -157,7 +152,7 @@ class WorkerPoll:
             trouble = _reason(error)
         now = asyncio.get_running_loop().time()
         if trouble:
-            self._health_path = self._settings.health_path  # what comes back may be another engine
+            self._health_path = self.settings.health_path  # what comes back may be another engine
             if self._news("health", trouble):
                 log.warning("worker %s: a probe failed: %s", self.worker, trouble)
         elif self._news("health", ""):
@@ -172,7 +167,7 @@ class WorkerPoll:
         trouble = "it has none that are known"
         for path in self._metrics_paths:
             try:
-                status, body = await self._get(session, path, self._settings.metrics_timeout, PAGE_LIMIT)
+                status, body = await self._get(session, path, self.settings.metrics_timeout, PAGE_LIMIT)
             except _FAILURES as error:
                 # The worker does not answer at all; whether it has metrics is not known.
                 if self._news("metrics", "failed"):
@@ -189,7 +184,7 @@ class WorkerPoll:
             self._metrics_paths = _METRICS_PATHS
             if self._news("metrics", "none"):
                 log.info("worker %s tells no load: %s", self.worker, trouble)
-            return max(self._settings.rare_interval, self._settings.metrics_interval)
+            return max(self.settings.rare_interval, self.settings.metrics_interval)
         if self._news("metrics", ""):
             log.info("worker %s tells its load again", self.worker)
         now = asyncio.get_running_loop().time()
@@ -198,7 +193,7 @@ class WorkerPoll:
 
     async def _ask_models(self, session: aiohttp.ClientSession) -> None:
         try:
-            status, body = await self._get(session, _MODELS_PATH, self._settings.models_timeout, _MODELS_LIMIT)
+            status, body = await self._get(session, _MODELS_PATH, self.settings.models_timeout, _MODELS_LIMIT)
             cards = model_cards(status, body)
         except _FAILURES as error:
             if self._news("models", "failed"):
@@ -217,13 +212,14 @@ class WorkerPoll:
     ) -> tuple[int, bytes]:
         """Status and body. Raises ValueError where the body is longer than `limit` bytes."""
         body = bytearray()
+        tls = self._tls
         async with session.get(
             self._url + path,
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=timeout),
             allow_redirects=False,
-            ssl=self._ssl,
-            server_hostname=self._server_name,
+            ssl=True if tls is None else tls.context,
+            server_hostname=None if tls is None else tls.spec.server_name,
         ) as response:
             async for piece in response.content.iter_any():
                 body += piece

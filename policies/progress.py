@@ -45,10 +45,10 @@ class ProgressWatch:
     """
 
     __slots__ = ("_awaited", "_counted", "_due", "_expected", "_expected_since", "_flowing", "_in_flight", "_moved_at",
-                 "_quiet_since", "_read_at", "_rules")  # fmt: skip
+                 "_quiet_since", "_read_at", "rules")  # fmt: skip
 
     def __init__(self, rules: ProgressRules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._in_flight = 0
         self._due = 0  # those that are not paused, and of them:
         self._awaited = 0  # streams without a byte of an answer yet
@@ -130,7 +130,7 @@ class ProgressWatch:
         expected = self._expected = max(self._expected, expected_s)
         if now - quiet_since < self._silence_allowed(expected):
             return False
-        hung_after = self._rules.hung_after
+        hung_after = self.rules.hung_after
         if now - self._read_at < hung_after:  # it tells its counters, and has told them of late
             return self._read_at - max(self._moved_at, quiet_since) >= hung_after
         if self._flowing:
@@ -146,7 +146,7 @@ class ProgressWatch:
             self._awaited += by
 
     def _silence_allowed(self, expected: float) -> float:
-        hung_after, patience = self._rules.hung_after, self._rules.patience
+        hung_after, patience = self.rules.hung_after, self.rules.patience
         if self._flowing:
             return max(hung_after, expected)  # a batch decodes between pieces of prompts, or at the latest after them
         if self._awaited and not expected:

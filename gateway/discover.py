@@ -1,0 +1,45 @@
+"""Follows where workers are found, and keeps the fleet to it."""
+
+from __future__ import annotations
+
+from backends.discovery.base import Found
+from backends.discovery.dns import DnsDiscovery
+from backends.fleet import Fleet
+from backends.worker_spec import FeedSpec, WorkerSpec
+from gateway.assembly import spec_at
+from gateway.config import DnsDiscovery as DnsSettings
+
+
+async def follow_discovery(settings: DnsSettings, fleet: Fleet, *, grace: float) -> None:
+    """Until cancelled. A worker that is found no longer has `grace` seconds for what it is at."""
+    source = f"dns {settings.name}"
+    discovery = DnsDiscovery(
+        settings.name,
+        record=settings.record,
+        port=settings.port,
+        interval=settings.interval,
+        timeout=settings.timeout,
+        nameserver=settings.nameserver,
+        nameserver_port=settings.nameserver_port,
+    )
+    async for found in discovery.watch():
+        fleet.reconcile(source, [_spec(settings, each, source) for each in found], grace=grace)
+
+
+def _spec(settings: DnsSettings, found: Found, source: str) -> WorkerSpec:
+    host = f"[{found.host}]" if ":" in found.host else found.host
+    events = settings.kv_events
+    feed = None
+    if events is not None:
+        replay = None if events.replay_port is None else f"tcp://{host}:{events.replay_port}"
+        feed = FeedSpec(f"tcp://{host}:{events.port}", replay, events.topic, events.ranks)
+    return spec_at(
+        settings,
+        found.name,
+        found.host,
+        found.port,
+        source=source,
+        uses_tls=settings.scheme == "https",
+        feed=feed,
+        weight=settings.weight * found.weight,
+    )

@@ -1,0 +1,265 @@
+"""The running program: its parts, how they start and end, and how another configuration takes their place.
+
+A configuration is applied all or nothing. Whatever can fail (reading tokenizers and certificates) is done before
+anything is changed; what remains cannot fail. Sockets stay as they were opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import random
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from backends.errors import UpstreamFault
+from backends.fleet import Fleet, take_up
+from backends.fleet_state import FleetState
+from backends.fleet_worker import Worker
+from backends.tls import UpstreamTls
+from backends.worker_spec import WorkerSpec
+from cache.prefix_index import PrefixIndex
+from cache.tokenizer import Tokenizer
+from gateway import assembly
+from gateway.config import Config, Model
+from gateway.discover import follow_discovery
+from gateway.forwarding import Forwarding
+from gateway.http_server import HttpServer
+from gateway.pipeline import RequestPipeline
+from gateway.placement import Placement
+from gateway.prompts import PromptReader
+from gateway.tls import ServerTls
+from gateway.watchdog import Watchdog
+from policies.affinity import AffinityMap
+from policies.routing import RoutingPolicy
+
+log = logging.getLogger(__name__)
+
+_FIRST_ROUND_SECONDS: Final = 3.0
+CONFIGURED: Final = "config"
+
+
+class Program:
+    """The gateway. Make it within a running loop; `start`, later `close`."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises TokenizerError or TlsError where files cannot be used."""
+        self.config = config
+        self.loop = asyncio.get_running_loop()
+        self.stopping = False
+        self._via = b"prefixgate-" + os.urandom(6).hex().encode()
+        self._executor = ThreadPoolExecutor(config.tokens.threads, thread_name_prefix="tokens")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._discoveries: set[asyncio.Task[None]] = set()
+        self._tokenizers: dict[Model, Tokenizer] = {}
+        self._certificates_due = 0.0
+        self.tls = None if config.listen.tls is None else ServerTls(config.listen.tls)
+        self.index = PrefixIndex(max_blocks=config.index.max_blocks)
+        settings = assembly.fleet_settings(config)
+        self.state = FleetState(cooldown=settings.cooldown, cooldown_max=settings.cooldown_max)
+        self.fleet = Fleet(self.state, self.index, settings, loop=self.loop, cut=self._cut)
+        self.affinity = AffinityMap(config.routing.sessions.max_entries, config.routing.sessions.ttl)
+        self._policy: RoutingPolicy = assembly.policy(config)
+        for model in config.models:
+            tokenizer = assembly.tokenizer_of(config, model)
+            if tokenizer is not None:
+                self._tokenizers[model] = tokenizer
+        self.pipeline = RequestPipeline(
+            self.fleet,
+            self._placement(config),
+            index=self.index,
+            readers=self._readers(config, self._tokenizers, {}),
+            loop=self.loop,
+            via=self._via,
+            rules=assembly.rules(config),
+        )
+        self.watchdog = Watchdog(self.state, self.pipeline)
+        self.server = HttpServer(
+            self.pipeline,
+            assembly.limits(config),
+            self.loop,
+            via=self._via,
+            worker_header=config.response_headers.worker,
+            forwarding=Forwarding(config.listen.trusted_proxies),
+        )
+        for callback in (self.fleet.sweep, self.index.expire, self.watchdog.sweep, self._look_at_certificates):
+            self.server.every_sweep(callback)
+
+    # -- start and end
+
+    async def start(self) -> int:
+        """Begin to serve; returns the port. Raises OSError where it is taken."""
+        config = self.config
+        self.fleet.reconcile(CONFIGURED, self._specs(config), grace=0.0)
+        self._discover(config)
+        await self.fleet.first_round(_FIRST_ROUND_SECONDS)
+        _report_names(config, self.state)
+        listen = config.listen
+        port = await self.server.start(
+            listen.host, listen.port, backlog=listen.backlog, reuse_port=listen.reuse_port, tls=self.tls
+        )
+        # What is alive now lives as long as the process; the collector need not look at it again, and what a
+        # request leaves behind is freed by reference counts.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 50, 100)
+        return port
+
+    async def close(self) -> None:
+        """Let requests finish for a while, then end everything."""
+        self.stopping = True
+        await self.server.close(self.config.limits.drain_timeout)
+        tasks = [*self._tasks, *self._discoveries]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.fleet.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # -- another configuration
+
+    async def apply(self, config: Config) -> list[str]:
+        """Put another configuration in place of the one in force; returns the settings that need a restart.
+
+        Raises:
+            TokenizerError, TlsError: Nothing was changed.
+        """
+        tokenizers: dict[Model, Tokenizer] = {}
+        for model in config.models:
+            known = self._tokenizers.get(model) if config.tokens.fast == self.config.tokens.fast else None
+            tokenizer = known or await self.loop.run_in_executor(None, assembly.tokenizer_of, config, model)
+            if tokenizer is not None:
+                tokenizers[model] = tokenizer
+        specs = self._specs(config)
+        for spec in specs:
+            if spec.tls is not None:
+                UpstreamTls(spec.tls)  # fails here, and not halfway
+        restart = _needs_restart(self.config, config)
+        self._put_in_force(config, tokenizers, specs)
+        return restart
+
+    def _put_in_force(self, config: Config, tokenizers: dict[Model, Tokenizer], specs: list[WorkerSpec]) -> None:
+        """In one turn of the loop: no request sees half of it."""
+        before, self.config = self.config, config
+        pipeline, server = self.pipeline, self.server
+        if config.routing != before.routing:
+            self._policy = assembly.policy(config)
+        if config.routing.sessions != before.routing.sessions:
+            self.affinity = AffinityMap(config.routing.sessions.max_entries, config.routing.sessions.ttl)
+        pipeline.placement = self._placement(config)
+        kept = {
+            model.name: pipeline.readers[model.name]
+            for model, tokenizer in tokenizers.items()
+            if self._tokenizers.get(model) is tokenizer and config.tokens == before.tokens
+        }
+        pipeline.readers = self._readers(config, tokenizers, kept)
+        self._tokenizers = tokenizers
+        rules = assembly.rules(config)
+        pipeline.rules = rules
+        server.configure(
+            assembly.limits(config),
+            worker_header=config.response_headers.worker,
+            forwarding=Forwarding(config.listen.trusted_proxies),
+        )
+        self.index.set_max_blocks(config.index.max_blocks)
+        self.fleet.configure(assembly.fleet_settings(config))
+        self.fleet.reconcile(CONFIGURED, specs, grace=config.discovery.drain)
+        if config.discovery != before.discovery:
+            self._discover(config)
+
+    def _specs(self, config: Config) -> list[WorkerSpec]:
+        return [assembly.worker_spec(worker) for worker in config.workers]
+
+    def _placement(self, config: Config) -> Placement:
+        return Placement(
+            self.state,
+            self.index,
+            self._policy,
+            affinity=self.affinity,
+            session_header=config.routing.sessions.header,
+            prediction_ttl=config.index.prediction_ttl,
+            unconfirmed_ttl=config.index.unconfirmed_ttl,
+            sample=random.Random(config.routing.cost.seed).random,  # noqa: S311 - it breaks ties
+        )
+
+    def _readers(
+        self, config: Config, tokenizers: dict[Model, Tokenizer], kept: dict[str, PromptReader]
+    ) -> dict[str, PromptReader]:
+        return {
+            model.name: kept.get(model.name)
+            or assembly.reader_of(config, model, tokenizer, self.index, self._executor)
+            for model, tokenizer in tokenizers.items()
+        }
+
+    def _discover(self, config: Config) -> None:
+        """Look for workers where the configuration says, and nowhere else."""
+        for task in self._discoveries:
+            task.cancel()
+        named = {f"dns {source.name}" for source in config.discovery.dns}
+        for gone in {member.spec.source for member in self.fleet.members.values()} - named:
+            if gone.startswith("dns "):
+                self.fleet.reconcile(gone, [], grace=config.discovery.drain)
+        self._discoveries = {
+            self._run(follow_discovery(source, self.fleet, grace=config.discovery.drain), f"dns {source.name}")
+            for source in config.discovery.dns
+        }
+
+    # -- what happens along the way
+
+    def _cut(self, worker: Worker) -> None:
+        """A worker is gone: its requests end here, or go elsewhere."""
+        for exchange in [exchange for exchange in self.pipeline.live if exchange.worker is worker]:
+            exchange.give_up(UpstreamFault.RESET, "the worker has been removed")
+
+    def _look_at_certificates(self, now: float) -> None:
+        watch = self.config.reload.watch
+        if watch and now >= self._certificates_due:
+            self._certificates_due = now + watch
+            self.reload_certificates()
+
+    def reload_certificates(self) -> None:
+        """Take up changed certificates."""
+        if self.tls is not None:
+            take_up(self.tls)
+        self.fleet.reload_certificates()
+
+    def _run(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = self.loop.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended())
+        return task
+
+    def _task_ended(self) -> Callable[[asyncio.Task[None]], None]:
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("%s: stopped by a fault of the gateway's own", task.get_name(), exc_info=error)
+
+        return ended
+
+
+def _needs_restart(before: Config, after: Config) -> list[str]:
+    """Settings that have changed and that only a restart takes up: those of sockets and threads."""
+    changed = [
+        f"{section}.{name}"
+        for section, names in (
+            ("listen", ("host", "port", "backlog", "reuse_port", "tls")),
+            ("admin", ("host", "port")),
+            ("tokens", ("threads",)),
+        )
+        for name in names
+        if getattr(getattr(before, section), name) != getattr(getattr(after, section), name)
+    ]
+    return sorted(changed)
+
+
+def _report_names(config: Config, state: FleetState) -> None:
+    """Say once at start where names do not meet: nobody would see it in an answer."""
+    served = set(state.models)
+    for model in config.models:
+        if model.name not in served and served:
+            log.warning("model %s: no worker serves it; they serve %s", model.name, ", ".join(sorted(served)))
+
