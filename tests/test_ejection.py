@@ -44,7 +44,8 @@ def test_the_fifth_failure_in_a_row_ejects_for_thirty_seconds() -> None:
 )
 def test_what_counts_as_in_a_row(outcomes: list[Outcome], ejected: bool) -> None:
     ejections = fleet()
-    assert any([ejections.record(A, outcome, 0.0) for outcome in outcomes]) is ejected
+    told = [ejections.record(A, outcome, 0.0) for outcome in outcomes]
+    assert told == [False] * (len(outcomes) - 1) + [ejected]
     assert ejections.is_out(A, 0.0) is ejected
 
 
@@ -143,6 +144,13 @@ def test_readmitted_is_in_at_once_but_not_forgiven() -> None:
     assert ejections.until(A) == 66.0
 
 
+def test_readmitted_after_its_time_is_told_once() -> None:
+    ejections = fleet()
+    fail(ejections, A, 0.0)
+    assert ejections.readmit(A, 31.0)
+    assert ejections.sweep(32.0) == []
+
+
 def test_readmitting_resets_the_count() -> None:
     ejections = fleet()
     fail(ejections, A, 0.0, times=4)
@@ -174,7 +182,8 @@ def test_when_the_fleet_shrinks_the_one_due_soonest_is_let_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("candidates", "out", "panic"), [(2, 1, False), (2, 2, True), (1, 1, True), (4, 2, False), (5, 3, True), (3, 0, False)]
+    ("candidates", "out", "panic"),
+    [(2, 1, False), (2, 2, True), (1, 1, True), (4, 2, False), (5, 3, True), (3, 0, False)],
 )  # fmt: skip
 def test_panic_when_less_than_half_is_in(candidates: int, out: int, panic: bool) -> None:
     assert fleet().panic(candidates, out) is panic
@@ -199,7 +208,7 @@ def test_usable() -> None:
     ],
 )  # fmt: skip
 def test_rules_that_make_no_sense_are_refused(rules: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="at least one failure|times must|shares lie"):
+    with pytest.raises(ValueError, match=r"at least one failure|times must|shares lie"):
         fleet(**rules)
 
 
@@ -246,8 +255,8 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(worker=NAMES)
     def readmit(self, worker: WorkerId) -> None:
-        was_out = self.ejections.is_out(worker, self.now)
-        assert self.ejections.readmit(worker, self.now) is was_out
+        listed = self.ejections.until(worker) is not None
+        assert self.ejections.readmit(worker, self.now) is listed
         assert not self.ejections.is_out(worker, self.now)
 
     @rule(seconds=st.sampled_from([0.5, 10.0, 40.0, 400.0]))

@@ -1,4 +1,4 @@
-"""The policies beside `cost`, exactly: whose turn it is, which two are drawn, where a key belongs, what a match wins."""
+"""The policies beside `cost`, whose turn it is, which two are drawn, where a key belongs, when a match wins."""
 
 from __future__ import annotations
 
