@@ -138,7 +138,7 @@ class Ejections:
 
     def readmit(self, worker: WorkerId, now: float) -> bool:  # noqa: ARG002 - as all that happens to a worker
         """Somebody knows that it is well (an active probe, the operator). True where that is news: it was out, or its
-        time was over and no sweep had told so. It is not forgiven at once: if it fails again soon, it is out for longer.
+        time was over and no sweep had told so. It is not forgiven at once: failing again soon, it is out for longer.
         """
         record = self._records.get(worker)
         if record is not None:

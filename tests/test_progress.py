@@ -1,4 +1,4 @@
-"""Hung or busy: each way in which a worker can be silent, with the second at which it counts as hung, if it ever does."""
+"""Hung or busy: each way in which a worker can be silent, and the second at which it counts as hung, if ever."""
 
 from __future__ import annotations
 
