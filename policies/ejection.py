@@ -95,7 +95,6 @@ class Ejections:
         while len(self._until) > self.cap:
             soonest = min(self._until, key=self._until.__getitem__)
             del self._until[soonest]
-            self._records[soonest].well()
             self._back.append(soonest)
 
     def record(self, worker: WorkerId, outcome: Outcome, now: float) -> bool:

@@ -66,6 +66,10 @@ def test_each_ejection_is_longer_and_the_longest_is_capped() -> None:
         now = until
         assert ejections.sweep(now) == [A]
     assert lengths == [30, 60, 90, 120, 150, 180, 210, 240, 270, 300, 300, 300]
+    for _ in range(9):
+        assert ejections.sweep(now) == []
+    fail(ejections, A, now)
+    assert ejections.until(A) == now + 60.0  # what is beyond the longest need not be forgiven
 
 
 def test_each_sweep_forgives_one_ejection() -> None:
@@ -113,6 +117,14 @@ def test_so_many_may_be_out(size: int, share: float, cap: int) -> None:
     ejections = fleet(size, max_share=share)
     workers = [WorkerId("abcdefghijklmnopqrstuvwxyz"[i]) for i in range(size)]
     assert sum(fail(ejections, worker, 0.0)[-1] for worker in workers) == cap == ejections.n_out(0.0)
+
+
+def test_the_cap_is_that_of_whole_numbers() -> None:
+    """In floats, 0.29 × 100 is less than 29."""
+    ejections = Ejections(EjectionRules(max_share=0.29))
+    for i in range(100):
+        ejections.add(WorkerId(str(i)))
+    assert ejections.cap == 29
 
 
 def test_one_that_may_not_be_ejected_is_as_soon_as_there_is_room() -> None:

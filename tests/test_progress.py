@@ -108,6 +108,15 @@ STORIES: dict[str, tuple[Story, int | None]] = {
         110,
     ),
     "an idle worker gets work and stops": (Story().sent(0).streaming(1).ended(2).sent(500).streaming(501), 561),
+    "what was expected in an earlier silence is over": (
+        Story().sent(0, "a").expects(lambda now: 100.0 if now < 50 else 0.5)
+        .streaming(50, "a").ended(51, "a").sent(51, "b"),
+        111,
+    ),
+    "nothing was due of those whose clients paused": (
+        Story().sent(0, "a").streaming(1, "a").paused(2, "a").sent(500, "b", streams=False).counts(still),
+        560,
+    ),
     "clients leave a worker that hangs, others come": (
         Story().sent(0, "a").streaming(1, "a").sent(20, "b").ended(30, "a").sent(40, "c").streaming(41, "c"),
         101,
