@@ -97,8 +97,7 @@ class ProgressWatch:
     def ended(self, now: float, flight: Flight) -> None:  # noqa: ARG002 - one signature for what happens to a request
         """A request is over: complete, failed or cancelled. Its end is no sign of life: clients leave hung workers."""
         if not flight.over:
-            if not flight.paused:
-                self._count(flight, -1)
+            self._count(flight, -1)
             flight.over = True
             self._in_flight -= 1
 
@@ -139,6 +138,8 @@ class ProgressWatch:
         return self._awaited == self._in_flight and expected > 0
 
     def _count(self, flight: Flight, by: int) -> None:
+        if flight.paused:
+            return
         self._due += by
         if flight.begun:
             self._flowing += by
