@@ -17,7 +17,7 @@ from backends.engine_metrics import EngineLoad
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
 from backends.kv_subscriber import FeedState, KvSubscriber, rank_endpoint
-from backends.tls import TlsError, UpstreamTls
+from backends.tls import TlsError, TlsFiles, UpstreamTls
 from backends.upstream_pool import UpstreamPool
 from backends.upstream_request import WorkerAccess
 from backends.worker_poll import PollSettings, WorkerPoll
@@ -145,7 +145,7 @@ class Fleet:
         member = self._take_out(worker)
         deadline = self._loop.time() + grace
         try:
-            while member.worker.active and self._loop.time() < deadline:
+            while member.worker.active and self._loop.time() < deadline:  # noqa: ASYNC110 - it is rare
                 await asyncio.sleep(_LOOK_AGAIN)
         finally:
             self.cut(member.worker)
@@ -360,7 +360,7 @@ class Fleet:
         task.add_done_callback(_ended(member))
 
 
-def take_up(tls: UpstreamTls) -> None:
+def take_up(tls: TlsFiles) -> None:
     """Take up changed files of one context."""
     try:
         if tls.reload():

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from backends.worker_status import Standing
-from policies.breaker import BreakerLimits, admits
+from policies.breaker import NO_LIMITS, BreakerLimits, admits
 from policies.prefill_queue import PrefillQueue
 from policies.progress import Flight, ProgressRules, ProgressWatch
 from policies.routing import WorkerView, slow_start_share
 from policies.types import WorkerId
-
-NO_LIMITS: Final = BreakerLimits()
 
 
 @dataclass(slots=True)
@@ -130,7 +127,7 @@ class Worker:
 
     def has_room(self) -> bool:
         """Is one request more within its limits?"""
-        return self.limits is NO_LIMITS or admits(self.limits, self.active, self.pending, self.active)
+        return not self.limits.bounded or admits(self.limits, self.active, self.pending, self.active)
 
     def standing(self, now: float, *, ejected: bool) -> Standing:
         """May it be given requests, and if not, why?"""

@@ -147,7 +147,9 @@ class WorkerPoll:
             if status in _NO_SUCH_PATH and self._health_path != _MODELS_PATH:
                 self._health_path = _MODELS_PATH
                 status = await self._probe(session, self._health_path, timeout)
-            trouble = f"status {status}" if status >= HTTPStatus.BAD_REQUEST else ""
+            # A worker that has no such path at all does answer, which is all that it can tell.
+            bad = status >= HTTPStatus.BAD_REQUEST and status not in _NO_SUCH_PATH
+            trouble = f"status {status}" if bad else ""
         except _FAILURES as error:
             trouble = _reason(error)
         now = asyncio.get_running_loop().time()
@@ -207,9 +209,7 @@ class WorkerPoll:
         limit = _MODELS_LIMIT if path == _MODELS_PATH else _HEALTH_LIMIT
         return (await self._get(session, path, timeout, limit))[0]
 
-    async def _get(
-        self, session: aiohttp.ClientSession, path: str, timeout: float, limit: int
-    ) -> tuple[int, bytes]:
+    async def _get(self, session: aiohttp.ClientSession, path: str, timeout: float, limit: int) -> tuple[int, bytes]:
         """Status and body. Raises ValueError where the body is longer than `limit` bytes."""
         body = bytearray()
         tls = self._tls

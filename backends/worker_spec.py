@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backends.tls import UpstreamTlsSpec
-from policies.breaker import BreakerLimits
+from policies.breaker import NO_LIMITS, BreakerLimits
 from policies.ejection import EjectionRules
 from policies.progress import ProgressRules
 from policies.types import WorkerId
@@ -68,8 +68,8 @@ class FleetSettings:
     unhealthy_after: int = 3
     healthy_after: int = 1
     metrics_interval: float = 2.0
-    limits: BreakerLimits = BreakerLimits()
-    ejection: EjectionRules = EjectionRules()
-    progress: ProgressRules = ProgressRules()
+    limits: BreakerLimits = NO_LIMITS
+    ejection: EjectionRules = field(default_factory=EjectionRules)
+    progress: ProgressRules = field(default_factory=ProgressRules)
     tokenized: tuple[str, ...] = ()
     """Names of the models that have a tokenizer."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
 
-import backends.simulated
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from backends.tls import UpstreamTlsSpec
 from backends.worker_spec import FeedSpec, FleetSettings, WorkerSpec
 from cache.prefix_index import PrefixIndex
@@ -22,8 +21,6 @@ from policies.progress import ProgressRules
 from policies.retry_budget import RetryBudget
 from policies.routing import RoutingPolicy, make_policy
 from policies.types import WorkerId
-
-EMBEDDED_TOKENIZER: Final = Path(backends.simulated.__file__).parent / "tokenizer"
 
 
 def worker_spec(settings: Worker, *, source: str = "config") -> WorkerSpec:
@@ -130,9 +127,9 @@ def policy(config: Config) -> RoutingPolicy:
         affinity = routing.prefix_affinity
         return make_policy(
             "prefix_affinity",
-            match_share=affinity.match_share,
-            imbalance_requests=affinity.imbalance_requests,
-            imbalance_ratio=affinity.imbalance_ratio,
+            threshold=affinity.match_share,
+            imbalance=float(affinity.imbalance_requests),
+            ratio=affinity.imbalance_ratio,
         )
     return make_policy(routing.policy)
 

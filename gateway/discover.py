@@ -16,7 +16,7 @@ async def follow_discovery(settings: DnsSettings, fleet: Fleet, *, grace: float)
     discovery = DnsDiscovery(
         settings.name,
         record=settings.record,
-        port=settings.port,
+        port=settings.port or 0,
         interval=settings.interval,
         timeout=settings.timeout,
         nameserver=settings.nameserver,

@@ -64,10 +64,10 @@ class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
     __slots__ = (
-        "attempts", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline", "dialect", "finished",
-        "follows", "head", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt", "record", "request_id",
-        "reservation", "retrying", "reused", "seen_bytes", "session", "streaming", "tail", "teaches", "tried",
-        "until_close", "upstream", "watch", "worker", "write",
+        "attempts", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline", "dialect",
+        "finished", "follows", "head", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt",
+        "record", "request_id", "reservation", "retrying", "reused", "seen_bytes", "session", "streaming", "tail",
+        "teaches", "tried", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
 
     def __init__(self, client: ClientConnection, head: RequestHead, body: bytes, request_id: bytes) -> None:
@@ -97,7 +97,7 @@ class Exchange:
         self.tail = b""
         self.dialect: Dialect = OPENAI  # until the route is known
         self.call: Call | None = None
-        self.session: bytes | str | None = None  # what keeps it together with others
+        self.session: bytes | None = None  # what keeps it together with others
         self.key: int | None = None  # of the same, for policies that go by it
         self.teaches = False  # True where its first byte tells how long its prefill took
         self.follows = False  # True where only the worker of an earlier answer can give this one
@@ -213,7 +213,7 @@ class Exchange:
                 framing = b"\r\ntransfer-encoding: chunked"
             else:
                 self.until_close = True
-        elif length is not None and head.status != 204:  # noqa: PLR2004 - No Content, which has no length
+        elif length is not None and head.status != 204:
             framing = b"\r\ncontent-length: %d" % length
         else:
             self.until_close = not head.bodiless

@@ -94,11 +94,18 @@ class HttpServer:
     ) -> int:
         """Listen; returns the port, which is new where `port` was 0. Each connection asks `tls` for its context."""
         accept = self._plain if tls is None else lambda: self._encrypted(tls)
-        self._server = await self.loop.create_server(
-            accept, host, port, backlog=backlog, reuse_port=reuse_port or None
-        )
+        self._server = await self.loop.create_server(accept, host, port, backlog=backlog, reuse_port=reuse_port or None)
         self._sweep()
         return int(self._server.sockets[0].getsockname()[1])
+
+    def configure(self, limits: Limits, *, worker_header: str | None, forwarding: Forwarding) -> None:
+        """Take up other settings, for what happens from now on."""
+        self.limits = limits
+        self.worker_header = worker_header.encode() if worker_header else b""
+        self.first_byte_timeout = limits.first_byte_timeout
+        self.response_idle_timeout = limits.response_idle_timeout
+        self.request_timeout = limits.request_timeout
+        self.forwarding = forwarding
 
     def every_sweep(self, callback: Callable[[float], object]) -> None:
         """Call `callback(now)` at each sweep, about four times a second."""

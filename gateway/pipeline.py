@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import orjson
 
@@ -18,6 +18,7 @@ from backends.errors import UpstreamFault
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
 from backends.upstream_pool import UpstreamPool
+from backends.upstream_request import WorkerAccess, render_request
 from cache.prefix_index import PrefixIndex
 from gateway.api_error import ApiError
 from gateway.calls import read_call
@@ -53,13 +54,20 @@ class Rules:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
 
+class Target(Protocol):
+    """What it takes to send a request to a worker."""
+
+    pool: UpstreamPool
+    access: WorkerAccess
+
+
 class RequestPipeline:
     """The life of a request. One instance serves all of them; what belongs to one request is in its exchange."""
 
     def __init__(
         self,
         fleet: FleetState,
-        pools: Mapping[WorkerId, UpstreamPool],
+        targets: Mapping[WorkerId, Target],
         placement: Placement,
         *,
         index: PrefixIndex,
@@ -69,17 +77,17 @@ class RequestPipeline:
         rules: Rules,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """`readers` by base model."""
+        """`targets` by worker, as they are at each moment; `readers` by base model."""
         self.fleet = fleet
         self.live: set[Exchange] = set()
         self.placement = placement
         self.readers = readers
         self.rules = rules
         self.observers = tuple(observers)
-        self._pools = pools
+        self._targets = targets
         self._index = index
         self._loop = loop
-        self._via = b"\r\nvia: 1.1 " + via
+        self._via = b"1.1 " + via
         self._reader_failed = False
 
     # 1. In: a whole request has been read
@@ -196,16 +204,20 @@ class RequestPipeline:
         worker = self.placement.choose(exchange, self._loop.time())
         assert exchange.call is not None, "set by begin"
         exchange.call.fields = _NO_FIELDS  # they have told all that is needed, and weigh several times the body
-        self._send(exchange, worker)
+        self._send(exchange, worker, self._targets[worker.id])
 
-    def _send(self, exchange: Exchange, worker: Worker, *, fresh: bool = False) -> None:
+    def _send(self, exchange: Exchange, worker: Worker, target: Target, *, fresh: bool = False) -> None:
         head = exchange.head
-        via = self._via if head.via is None else b"%b, via: %b" % (self._via, head.via)
-        request = b"%b %b%b HTTP/1.1\r\nhost: %b%b\r\nx-request-id: %b%b\r\ncontent-length: %d\r\n\r\n%b" % (
-            head.method, head.path, head.query, worker.authority, head.fields,
-            exchange.request_id, via, len(exchange.body), exchange.body,
-        )  # fmt: skip
-        exchange.send(self._pools[worker.id], request, fresh=fresh)
+        request = render_request(
+            head,
+            exchange.body,
+            host=worker.authority,
+            request_id=exchange.request_id,
+            via=self._via,
+            credentials=target.access.lines(head),
+            forwarded=exchange.client.forwarded_fields(head),
+        )
+        exchange.send(target.pool, request, fresh=fresh)
 
     # 4. The worker answers, or does not
 
@@ -238,8 +250,10 @@ class RequestPipeline:
         if exchange.reused:
             # The worker closed an idle connection just as it was used: that says nothing about the worker.
             exchange.reused = False
-            self._send(exchange, worker, fresh=True)
-            return
+            target = self._targets.get(worker.id)
+            if target is not None:
+                self._send(exchange, worker, target, fresh=True)
+                return
         now = self._loop.time()
         self.placement.take_back(exchange)
         self._release(exchange, now)

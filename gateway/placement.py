@@ -69,13 +69,13 @@ class Placement:
         call = exchange.call
         assert call is not None, "read before"
         if call.follows is not None:
-            exchange.session = call.follows
+            exchange.session = call.follows.encode()
             exchange.follows = True
         elif self._session_of is not None and (found := self._session_of(exchange.head.fields)) is not None:
             exchange.session = found[1].strip() or None
         exchange.teaches = call.streams and not call.is_batch
         if self._policy.uses_key:
-            seed = exchange.session or call.session_hint or beginning(call)
+            seed = exchange.session or (call.session_hint or "").encode() or beginning(call)
             exchange.key = xxhash.xxh3_64_intdigest(seed) if seed else None
 
     def choose(self, exchange: Exchange, now: float) -> Worker:
@@ -118,7 +118,7 @@ class Placement:
 
     def answered(self, answer_id: str, worker: Worker, now: float) -> None:
         """Only this worker can go on from that answer."""
-        self._affinity.put(answer_id, worker.id, now)
+        self._affinity.put(answer_id.encode(), worker.id, now)
 
     def _home(
         self, exchange: Exchange, workers: Sequence[Worker], cached: Mapping[WorkerId, int], now: float
@@ -207,4 +207,3 @@ def _nobody(fleet: FleetState, model: str, serving: Sequence[Worker], tried: Seq
 
 def _header_finder(name: str | None) -> Callable[[bytes], re.Match[bytes] | None] | None:
     return None if name is None else re.compile(rb"\r\n(?i:%b):([^\r]*)" % re.escape(name.encode())).search
-

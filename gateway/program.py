@@ -31,6 +31,7 @@ from gateway.http_server import HttpServer
 from gateway.pipeline import RequestPipeline
 from gateway.placement import Placement
 from gateway.prompts import PromptReader
+from gateway.reload import Reloader
 from gateway.tls import ServerTls
 from gateway.watchdog import Watchdog
 from policies.affinity import AffinityMap
@@ -50,6 +51,7 @@ class Program:
         self.config = config
         self.loop = asyncio.get_running_loop()
         self.stopping = False
+        self.reloader: Reloader | None = None
         self._via = b"prefixgate-" + os.urandom(6).hex().encode()
         self._executor = ThreadPoolExecutor(config.tokens.threads, thread_name_prefix="tokens")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,7 +70,8 @@ class Program:
             if tokenizer is not None:
                 self._tokenizers[model] = tokenizer
         self.pipeline = RequestPipeline(
-            self.fleet,
+            self.state,
+            self.fleet.members,
             self._placement(config),
             index=self.index,
             readers=self._readers(config, self._tokenizers, {}),
@@ -164,7 +167,6 @@ class Program:
             worker_header=config.response_headers.worker,
             forwarding=Forwarding(config.listen.trusted_proxies),
         )
-        self.index.set_max_blocks(config.index.max_blocks)
         self.fleet.configure(assembly.fleet_settings(config))
         self.fleet.reconcile(CONFIGURED, specs, grace=config.discovery.drain)
         if config.discovery != before.discovery:
@@ -189,8 +191,7 @@ class Program:
         self, config: Config, tokenizers: dict[Model, Tokenizer], kept: dict[str, PromptReader]
     ) -> dict[str, PromptReader]:
         return {
-            model.name: kept.get(model.name)
-            or assembly.reader_of(config, model, tokenizer, self.index, self._executor)
+            model.name: kept.get(model.name) or assembly.reader_of(config, model, tokenizer, self.index, self._executor)
             for model, tokenizer in tokenizers.items()
         }
 
@@ -203,7 +204,7 @@ class Program:
             if gone.startswith("dns "):
                 self.fleet.reconcile(gone, [], grace=config.discovery.drain)
         self._discoveries = {
-            self._run(follow_discovery(source, self.fleet, grace=config.discovery.drain), f"dns {source.name}")
+            self.background(follow_discovery(source, self.fleet, grace=config.discovery.drain), f"dns {source.name}")
             for source in config.discovery.dns
         }
 
@@ -226,7 +227,8 @@ class Program:
             take_up(self.tls)
         self.fleet.reload_certificates()
 
-    def _run(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+    def background(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        """Run something as long as the program runs; what fails is logged and takes nothing with it."""
         task: asyncio.Task[None] = self.loop.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended())
@@ -249,6 +251,7 @@ def _needs_restart(before: Config, after: Config) -> list[str]:
             ("listen", ("host", "port", "backlog", "reuse_port", "tls")),
             ("admin", ("host", "port")),
             ("tokens", ("threads",)),
+            ("index", ("max_blocks",)),
         )
         for name in names
         if getattr(getattr(before, section), name) != getattr(getattr(after, section), name)
@@ -262,4 +265,3 @@ def _report_names(config: Config, state: FleetState) -> None:
     for model in config.models:
         if model.name not in served and served:
             log.warning("model %s: no worker serves it; they serve %s", model.name, ", ".join(sorted(served)))
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class BreakerLimits(NamedTuple):
@@ -18,6 +18,9 @@ class BreakerLimits(NamedTuple):
     def bounded(self) -> bool:
         """Is there any limit?"""
         return self != (None, None, None)
+
+
+NO_LIMITS: Final = BreakerLimits()
 
 
 def admits(limits: BreakerLimits, connections: int, pending: int, requests: int) -> bool:

@@ -43,7 +43,7 @@ class Inside:
     def pools(self) -> list[UpstreamPool]:
         pipeline = self.server.pipeline
         assert isinstance(pipeline, RequestPipeline)
-        return list(pipeline._pools.values())
+        return [target.pool for target in pipeline._targets.values()]
 
     @property
     def upstreams(self) -> int:
@@ -66,7 +66,7 @@ async def inside(config: Config) -> AsyncIterator[Inside]:
             super().__init__(*args, **options)  # type: ignore[arg-type]  # handed on as they came
             made.append(self)
 
-    with mock.patch("gateway.app.HttpServer", Watched):
+    with mock.patch("gateway.program.HttpServer", Watched):
         async with serving(config) as port:
             gateway = Inside(f"http://127.0.0.1:{port}", made[0])
             yield gateway

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet
-from backends.simulated.model_text import ModelText
-from gateway.app import EMBEDDED_TOKENIZER, serving
+from backends.simulated.model_text import EMBEDDED_TOKENIZER, ModelText
+from gateway.app import serving
 from gateway.config import Config, parse_config
 
 MODEL = "simulated"

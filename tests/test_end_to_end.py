@@ -202,7 +202,7 @@ async def test_bodies_arrive_and_return_byte_for_byte(streams: bool) -> None:
                 text.encode(),
                 b"true" if streams else b"false",
             )
-            answers.append(rng.randbytes(size))
+            answers.append(event_stream(rng, size) if streams else rng.randbytes(size))
             chunked = rng.random() < 0.5
 
             async def pieces(body: bytes = body) -> AsyncIterator[bytes]:
@@ -216,6 +216,16 @@ async def test_bodies_arrive_and_return_byte_for_byte(streams: bool) -> None:
                 assert response.status == 200
             assert seen[-1] == body
             assert returned == answers[-1]
+
+
+def event_stream(rng: random.Random, size: int) -> bytes:
+    """About so many bytes of events of all lengths, with comments and odd line ends between."""
+    stream = b""
+    while len(stream) < size:
+        text = rng.randbytes(rng.choice((0, 3, 100, 40_000))).hex().encode()
+        end = rng.choice((b"\n\n", b"\r\n\r\n"))
+        stream += rng.choice((b"", b": ping" + end, b"id: 7\n")) + b'data: {"x": "%b"}' % text + end
+    return stream + b"data: [DONE]\n\n"
 
 
 async def test_the_head_of_a_stream_is_not_its_first_token() -> None:

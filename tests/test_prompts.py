@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import aiohttp
 import pytest
 
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
-from gateway.app import EMBEDDED_TOKENIZER
 from gateway.calls import Call
 from gateway.prompts import PromptReader, ReadingLimits
 from gateway.routes import Kind

@@ -96,7 +96,7 @@ class _VirtualFleet:
                     WorkerId(str(i)),
                     "virtual",
                     1,
-                    config.block_size,
+                    block_size=config.block_size,
                     configured_models=(_MODEL,),
                     prefill=PrefillQueue(rate),
                 )

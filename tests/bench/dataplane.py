@@ -25,8 +25,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from cache.tokenizer import Tokenizer
-from gateway.app import EMBEDDED_TOKENIZER
 from tests.bench.processes import (
     Load,
     Server,

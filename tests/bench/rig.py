@@ -6,20 +6,24 @@ import asyncio
 import random
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
 from backends.upstream import UpstreamConnection
 from backends.upstream_pool import UpstreamPool
+from backends.upstream_request import NO_ACCESS, WorkerAccess
 from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
 from gateway.client_connection import ClientConnection
 from gateway.config import Index, Tokens, Upstream
 from gateway.http_server import HttpServer, Limits
-from gateway.pipeline import RequestPipeline
+from gateway.pipeline import RequestPipeline, Rules, Target
+from gateway.placement import Placement
 from gateway.prompts import PromptReader, ReadingLimits
+from policies.affinity import AffinityMap
 from policies.prefill_queue import FleetRate, PrefillQueue
 from policies.routing import make_policy
 from policies.types import WorkerId
@@ -78,6 +82,12 @@ class LaterExecutor(ThreadPoolExecutor):
             future.set_result(job())
 
 
+@dataclass
+class RigTarget:
+    pool: UpstreamPool
+    access: WorkerAccess = NO_ACCESS
+
+
 class Rig:
     """One client, `n_workers` workers that answer to `MODEL`, all in between. Needs a running loop."""
 
@@ -85,7 +95,14 @@ class Rig:
         loop = asyncio.get_running_loop()
         rate = FleetRate()
         workers = [
-            Worker(WorkerId(f"w{i}"), "127.0.0.1", 9000 + i, BLOCK_SIZE, (MODEL,), prefill=PrefillQueue(rate))
+            Worker(
+                id=WorkerId(f"w{i}"),
+                host="127.0.0.1",
+                port=9000 + i,
+                block_size=BLOCK_SIZE,
+                configured_models=(MODEL,),
+                prefill=PrefillQueue(rate),
+            )
             for i in range(n_workers)
         ]
         tokens, index, upstream = Tokens(), Index(), Upstream()
@@ -93,11 +110,12 @@ class Rig:
         self.index = PrefixIndex(max_blocks=index.max_blocks)
         self.executor = LaterExecutor()
         self.policy = make_policy(policy)
-        pools: dict[WorkerId, UpstreamPool] = {}
+        targets: dict[WorkerId, Target] = {}
+        self.targets = targets
         for worker in workers:
             self.index.add_worker(worker.id, model=MODEL, block_size=BLOCK_SIZE)
-            pools[worker.id] = UpstreamPool(
-                worker.host, worker.port, connect_timeout=1.0, keepalive=3600.0, max_idle=8, loop=loop
+            targets[worker.id] = RigTarget(
+                UpstreamPool(worker.host, worker.port, connect_timeout=1.0, keepalive=3600.0, max_idle=8, loop=loop)
             )
         readers: dict[str, PromptReader] = {}
         if tokenizer is not None:
@@ -112,24 +130,29 @@ class Rig:
             )
         self.pipeline = RequestPipeline(
             self.fleet,
-            pools,
-            self.policy,
+            targets,
+            Placement(
+                self.fleet,
+                self.index,
+                self.policy,
+                affinity=AffinityMap(1000, 60.0),
+                session_header=None,
+                prediction_ttl=index.prediction_ttl,
+                unconfirmed_ttl=index.unconfirmed_ttl,
+                sample=random.Random(1).random,
+            ),
             index=self.index,
             readers=readers,
             loop=loop,
             via=b"prefixgate-bench",
-            max_attempts=upstream.max_attempts,
-            token_wait=tokens.wait,
-            prediction_ttl=index.prediction_ttl,
-            unconfirmed_ttl=index.unconfirmed_ttl,
-            sample=random.Random(1).random,
+            rules=Rules(max_attempts=upstream.max_attempts, token_wait=tokens.wait),
         )
         self.server = HttpServer(self.pipeline, Limits(), loop, via=b"prefixgate-bench")
         self.client = ClientConnection(self.server)
         self.client.connection_made(NullTransport())
         self._asked: UpstreamConnection | None = None
-        for pool in pools.values():
-            self._connect(pool)
+        for target in targets.values():
+            self._connect(target.pool)
 
     def request(self, data: bytes) -> None:
         """The client sends this."""

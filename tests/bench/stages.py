@@ -27,10 +27,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from backends.http1 import parse_request_head, request_heads, response_heads
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prompt_blocks import PromptBlockCache, PromptScan
 from cache.tokenizer import Tokenizer
-from gateway.app import EMBEDDED_TOKENIZER
 from gateway.calls import read_call
 from gateway.routes import Kind
 from policies.routing import Prompt
@@ -224,7 +224,7 @@ class Stages:
         assert pool is not None, "it has been sent"
         pool.put(connection)
         build = once_each(
-            lambda _: rig.pipeline._send(exchange, worker),
+            lambda _: rig.pipeline._send(exchange, worker, rig.targets[worker.id]),
             range(20 * effort.fresh),
             between=lambda: pool.put(connection),
         )

@@ -1,0 +1,95 @@
+"""Takes up a changed configuration file, on a signal or because the file is another one than before.
+
+All or nothing: a file that cannot be used leaves the running configuration in force, and says so once. What is
+compared is the file's content: a link that is switched, as orchestrators do, counts, and a touched file does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backends.tls import TlsError
+from cache.tokenizer import TokenizerError
+from gateway.config import Config, ConfigError, load_config
+from gateway.logs import set_up_logging
+
+if TYPE_CHECKING:
+    from gateway.program import Program
+
+log = logging.getLogger(__name__)
+
+
+class Reloader:
+    """Watches one file for one program."""
+
+    def __init__(self, program: Program, file: Path) -> None:
+        self._program = program
+        self._file = file
+        self._seen = _digest(file)
+        self._asked = asyncio.Event()
+        self._lock = asyncio.Lock()
+
+    def start(self) -> None:
+        """Watch from now on."""
+        self._program.background(self._watch(), "configuration file")
+
+    def at_once(self) -> None:
+        """Take the file up now, changed or not."""
+        self._asked.set()
+
+    async def reload(self) -> list[str]:
+        """Take the file up; returns the settings that need a restart.
+
+        Raises:
+            ConfigError, TokenizerError, TlsError: Nothing was changed.
+        """
+        async with self._lock:
+            self._seen = _digest(self._file)
+            config = load_config(self._file)
+            return await self._apply(config)
+
+    async def _apply(self, config: Config) -> list[str]:
+        before = self._program.config
+        if config == before:
+            log.info("configuration: nothing has changed in %s", self._file)
+            return []
+        restart = await self._program.apply(config)
+        if config.log != before.log:
+            set_up_logging(config.log)
+        log.info("configuration: %s is in force", self._file)
+        if restart:
+            log.warning("configuration: only a restart takes up %s", ", ".join(restart))
+        return restart
+
+    async def _watch(self) -> None:
+        while True:
+            if await self._is_asked():
+                self._program.reload_certificates()
+            elif _digest(self._file) in (self._seen, None):
+                continue
+            try:
+                await self.reload()
+            except (ConfigError, TokenizerError, TlsError) as error:
+                log.error("configuration: the old one stays in force: %s", error)  # noqa: TRY400 - the message is all
+
+    async def _is_asked(self) -> bool:
+        """Wait for a signal, or for the time to look; True for the one."""
+        watch = self._program.config.reload.watch
+        try:
+            await asyncio.wait_for(self._asked.wait(), watch or None)
+        except TimeoutError:
+            return False
+        self._asked.clear()
+        return True
+
+
+def _digest(file: Path) -> bytes | None:
+    """Of the content; None where it cannot be read, as in the moment in which it is replaced."""
+    try:
+        return hashlib.sha256(file.read_bytes()).digest()
+    except OSError:
+        return None
