@@ -7,15 +7,16 @@ import resource
 import signal
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.replay.client import ReplayClient, Target, find_model, open_session
+from gateway.replay.plan import plan, session_chains, timed_chains
 from gateway.replay.records import RequestRecord
-from gateway.replay.schedule import MonotonicClock, run_open_loop
-from gateway.replay.stats import one_cache_hits
+from gateway.replay.schedule import MonotonicClock, run_closed_loop, run_open_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from gateway.replay.arrival import Arrival
@@ -32,35 +33,23 @@ class Outcome:
     interrupted: bool
 
 
-def plan(arrivals: Sequence[Arrival], *, speed: float, max_output: int | None) -> list[RequestRecord]:
-    """An empty record for each arrival, scheduled at its time ÷ ``speed``."""
-    return [
-        RequestRecord(
-            index=index,
-            session=arrival.session,
-            scheduled=arrival.at / speed,
-            input_tokens=arrival.input_tokens,
-            output_tokens=min(arrival.output_tokens, max_output or arrival.output_tokens),
-            limit_tokens=limit_tokens,
-        )
-        for index, (arrival, limit_tokens) in enumerate(zip(arrivals, one_cache_hits(arrivals), strict=True))
-    ]
-
-
 async def replay(
     target: Target,
     arrivals: Sequence[Arrival],
     *,
     speed: float = 1.0,
     max_output: int | None = None,
+    concurrency: int | None = None,
     watch: Watch,
 ) -> Outcome:
     """Send every arrival at its time and wait for all answers; SIGINT or SIGTERM ends it early with what
-    there is.
+    there is. With ``concurrency`` so many users send instead, each its next request after the answer.
 
     ``watch`` is entered around the replay, with the records as they fill. Raises `ReplayError` when the model
-    is not named and cannot be found.
+    is not named and cannot be found, and where conversations are to go to an endpoint without messages.
     """
+    if target.endpoint != "chat" and any(arrival.chat for arrival in arrivals):
+        raise ReplayError("recorded conversations are messages: they can only be sent with --endpoint chat")
     raise_file_limit()
     records = plan(arrivals, speed=speed, max_output=max_output)
     async with open_session(target.api_key) as session:
@@ -72,8 +61,38 @@ async def replay(
             client = ReplayClient(target, arrivals, records, session=session, clock=clock)
             clock.restart()  # what the client prepared is not part of the replay
             with watch(records, clock):
-                await run_open_loop([record.scheduled for record in records], clock, client.send, stop=stop)
+                if concurrency is None:
+                    chains = timed_chains(arrivals)
+                    follow = partial(_follow, chains, arrivals, records, clock, client.send, speed)
+                    await run_open_loop([records[chain[0]].scheduled for chain in chains], clock, follow, stop=stop)
+                else:
+                    chains = session_chains(arrivals)
+                    for record in records:  # due only once a user is free for it
+                        record.scheduled = 0.0
+                    follow = partial(_follow, chains, arrivals, records, clock, client.send, speed, due_now=True)
+                    await run_closed_loop(len(chains), concurrency, follow, stop=stop)
     return Outcome(records, target.model or "", interrupted=stop.is_set())
+
+
+async def _follow(
+    chains: Sequence[Sequence[int]],
+    arrivals: Sequence[Arrival],
+    records: Sequence[RequestRecord],
+    clock: MonotonicClock,
+    send: Callable[[int], Coroutine[object, object, None]],
+    speed: float,
+    number: int,
+    *,
+    due_now: bool = False,
+) -> None:
+    """Chain ``number`` to its end, each request after the answer before it and its pause."""
+    for position, index in enumerate(chains[number]):
+        if position or due_now:
+            pause = (arrivals[index].pause or 0.0) / speed if position else 0.0
+            records[index].scheduled = clock.now() + pause
+            if pause:
+                await clock.sleep_until(records[index].scheduled)
+        await send(index)
 
 
 def raise_file_limit() -> None:

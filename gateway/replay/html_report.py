@@ -1,0 +1,3 @@
+"""x"""
+def html_report(summary: object, records: object, run: object) -> str:
+    return ""
