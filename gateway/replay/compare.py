@@ -25,9 +25,14 @@ Better = Literal["A", "B", "same"]
 
 _LOWER: Final = ("ttft.", "tpot.", "itl.", "e2e.", "failed", "duration", "max_over_mean_")
 _HIGHER: Final = (
-    "succeeded", "requests_per_second", "input_tokens_per_second", "output_tokens_per_second",
-    "hits.share", "hits.of_limit", "hits.cached_tokens", "goodput.",
-)  # fmt: skip
+    "requests_per_second",
+    "input_tokens_per_second",
+    "output_tokens_per_second",
+    "hits.share",
+    "hits.of_limit",
+    "goodput.",
+)
+_COUNTS: Final = (".count", ".met")  # they say how much was measured
 _DISTRIBUTIONS: Final = ("ttft", "tpot", "itl", "e2e", "lateness")
 _ALIKE: Final = {
     "model": "models",
@@ -145,8 +150,9 @@ def _figure(name: str, a: float | None, b: float | None) -> Figure:
 
 
 def _better(name: str, a: float | None, b: float | None) -> Better | None:
-    lower = name.startswith(_LOWER) and not name.endswith(".count")
-    if a is None or b is None or not (lower or name.startswith(_HIGHER)):
+    lower = name.startswith(_LOWER)
+    judged = (lower or name.startswith(_HIGHER)) and not name.endswith(_COUNTS)
+    if a is None or b is None or not judged:
         return None
     if abs(b - a) <= SAME * max(abs(a), abs(b)):
         return "same"
