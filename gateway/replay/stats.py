@@ -264,7 +264,7 @@ def _worker_loads(records: Sequence[RequestRecord]) -> tuple[WorkerLoad, ...]:
         if record.status is not None:  # without an answer it is not known who had it
             by_worker[record.worker].append(record)
     return tuple(
-        _worker_load(worker, by_worker[worker]) for worker in sorted(by_worker, key=lambda name: _natural(name or ""))
+        _worker_load(worker, by_worker[worker]) for worker in sorted(by_worker, key=lambda name: natural(name or ""))
     )
 
 
@@ -282,7 +282,7 @@ def _worker_load(worker: str | None, records: Sequence[RequestRecord]) -> Worker
     )
 
 
-def _natural(name: str) -> tuple[object, ...]:
+def natural(name: str) -> tuple[object, ...]:
     """Sort key by which worker-2 comes before worker-10."""
     digits = name[len(name.rstrip("0123456789")) :]
     return (name.removesuffix(digits), int(digits or -1), name)
