@@ -65,7 +65,7 @@ def test_demo_from_end_to_end(tmp_path: Path) -> None:
     assert document["summary"]["succeeded"] == 60
     assert document["summary"]["hits"]["limit"] == pytest.approx(0.641, abs=1e-3)
     assert 0 < document["summary"]["hits"]["share"] < document["summary"]["hits"]["limit"]
-    assert document["summary"]["goodput"]["share"] == 1.0
+    assert document["summary"]["goodput"][0]["share"] == 1.0
     assert document["settings"]["model"] == "fake"
     assert document["settings"]["timeout"] == 600.0
     assert {body["max_tokens"] for body in server.bodies} == {4}

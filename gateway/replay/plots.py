@@ -13,6 +13,7 @@ from gateway.replay.stats import natural, percentile
 from gateway.replay.svg import HEIGHT, Frame, Scale, exact, linear, logarithmic
 
 BUCKETS: Final = 60
+_HIT_BUCKETS: Final = 30  # fewer: a share of few requests jumps
 _CURVE_POINTS: Final = 300
 _CELL: Final = 3.0  # pixels; of points that fall into one cell one is drawn
 _MOSTLY: Final = 0.5
@@ -119,13 +120,13 @@ def worker_loads(records: Sequence[RequestRecord]) -> Plot | None:
         frame.text(frame.left - 8, base - row / 2 + 16, f"mean {figures.count(sum(load) / BUCKETS)}", "tick end")
     frame.x_axis(x, _time, "time")
     more = f"; {len(by_worker) - len(names)} less busy ones not shown" if len(by_worker) > len(names) else ""
-    note = f"requests in flight; the height of a row is {figures.count(top)}{more}"
+    note = f"requests in flight; a row is {figures.count(top)} high{more}"
     return Plot("Load per worker", note, frame.svg())
 
 
 def tokens_in_time(records: Sequence[RequestRecord]) -> Plot | None:
     """Prompt tokens by when they were sent: from cache and computed."""
-    parts = _parts(records)
+    parts = _parts(records, BUCKETS)
     if not any(part.prompt for part in parts):
         return None
     frame = Frame("Prompt tokens over time, from cache and computed")
@@ -146,7 +147,7 @@ def tokens_in_time(records: Sequence[RequestRecord]) -> Plot | None:
 
 def hits_in_time(records: Sequence[RequestRecord]) -> Plot | None:
     """Share of the prompt tokens from cache, beside what one cache for all could have served."""
-    parts = _parts(records)
+    parts = _parts(records, _HIT_BUCKETS)
     if not any(part.prompt for part in parts):
         return None
     frame = Frame("Share of prompt tokens from cache over time")
@@ -154,7 +155,8 @@ def hits_in_time(records: Sequence[RequestRecord]) -> Plot | None:
     y = linear([1.0], frame.bottom, frame.top)
     frame.y_axis(y, lambda part: f"{part:.0%}")
     _warm_up(frame, x, records)
-    middles = [frame.left + (frame.right - frame.left) * (number + 0.5) / BUCKETS for number in range(BUCKETS)]
+    width = (frame.right - frame.left) / _HIT_BUCKETS
+    middles = [frame.left + width * (number + 0.5) for number in range(_HIT_BUCKETS)]
     frame.path(
         [(at, y(part.limit / part.input)) if part.input else None for at, part in zip(middles, parts, strict=True)],
         "line limit",
@@ -177,12 +179,12 @@ class _Part:
     limit: int = 0
 
 
-def _parts(records: Sequence[RequestRecord]) -> list[_Part]:
-    parts = [_Part() for _ in range(BUCKETS)]
+def _parts(records: Sequence[RequestRecord], count: int) -> list[_Part]:
+    parts = [_Part() for _ in range(count)]
     end = _end(records)
     for record in records:
         if record.ok and record.sent is not None and record.cached_tokens is not None and record.prompt_tokens:
-            part = parts[_bucket(record.sent, end)]
+            part = parts[_bucket(record.sent, end, count)]
             part.prompt += record.prompt_tokens
             part.cached += record.cached_tokens
             part.input += record.input_tokens
@@ -202,8 +204,8 @@ def _in_flight(records: Sequence[RequestRecord], end: float) -> list[float]:
     return busy
 
 
-def _bucket(moment: float, end: float) -> int:
-    return min(BUCKETS - 1, max(0, int(moment / (end or 1.0) * BUCKETS)))
+def _bucket(moment: float, end: float, count: int = BUCKETS) -> int:
+    return min(count - 1, max(0, int(moment / (end or 1.0) * count)))
 
 
 def _end(records: Sequence[RequestRecord]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,7 +15,8 @@ LEFT: Final = 64
 RIGHT: Final = 18
 TOP: Final = 14
 BOTTOM: Final = 44
-_CHAR: Final = 6.6  # width of a character of a label, about
+_CHAR: Final = 7.4  # width of a character of a label, about
+_ZEROS: Final = re.compile(r"^(\d+)\.0+(?=\D|$)|(?<=\.\d)0+(?=\D|$)")
 
 Format = Callable[[float], str]
 
@@ -85,6 +87,11 @@ def _round_time(value: float) -> float:
     return _round_up(value)
 
 
+def _bare(text: str) -> str:
+    """A tick's label without digits that say nothing: 2 s, not 2.00 s."""
+    return _ZEROS.sub(r"\1", text)
+
+
 class Frame:
     """One plot in the making: axes first, then marks, then `svg`."""
 
@@ -99,7 +106,7 @@ class Frame:
         """Ticks and title below."""
         last = -math.inf
         for tick in scale.ticks:
-            x, text = scale(tick), write(tick)
+            x, text = scale(tick), _bare(write(tick))
             if grid:
                 self._line(x, self.top, x, self.bottom, "grid")
             half = len(text) * _CHAR / 2
@@ -114,7 +121,7 @@ class Frame:
         for tick in scale.ticks:
             y = scale(tick)
             self._line(self.left, y, self.right, y, "grid")
-            self.text(self.left - 8, y + 4, write(tick), "tick end")
+            self.text(self.left - 8, y + 4, _bare(write(tick)), "tick end")
 
     def text(self, x: float, y: float, text: str, style: str) -> None:
         """Text whose baseline begins, ends or has its middle at a point, by its style."""
@@ -147,10 +154,10 @@ class Frame:
         )
 
     def mark_x(self, x: float, text: str, *, row: int = 0) -> None:
-        """A dashed line down, with its name beside it at the top."""
+        """A dashed line down, with its name beside it at the foot."""
         self._line(x, self.top, x, self.bottom, "bound")
         after = x + len(text) * _CHAR + 8 < self.right
-        self.text(x + 5 if after else x - 5, self.top + 12 + 15 * row, text, "note" if after else "note end")
+        self.text(x + 5 if after else x - 5, self.bottom - 10 - 15 * row, text, "note" if after else "note end")
 
     def svg(self) -> str:
         """The element."""
