@@ -126,7 +126,9 @@ def _threads(record: Record) -> Iterator[_Thread]:
     if isinstance(record.fields.get("prompt"), dict):
         yield from _tree(record)
         return
-    field = "messages" if "messages" in record.fields else "traj"
+    field = next((name for name in ("messages", "traj") if name in record.fields), None)
+    if field is None:
+        raise record.error("messages", "missing; a conversation has messages, traj or a tree in prompt")
     messages = [_message(record, f"{field}[{n}]", item) for n, item in enumerate(record.items(field))]
     tools = record.items("tools") if record.fields.get("tools") is not None else []
     yield _Thread(messages, 0, tools)

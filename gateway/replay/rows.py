@@ -141,6 +141,7 @@ class ArraySplitter:
             raise self._error(f"unexpected {byte.decode()!r} in a JSON array of objects")
         self._depth -= 1
         self._pending.clear()
+        self._escaped_at = -1
         return at + 1
 
     def _error(self, problem: str, line: int | None = None) -> TraceError:

@@ -2,7 +2,7 @@
 policy finds, and how long it takes to find it again after a worker was lost and an empty one came.
 
 `python -m tests.bench.sessions` replays 60 recorded sessions (about 100,000 input tokens a request) over eight workers
-whose caches hold a million tokens each. Exact and repeatable; about a minute a policy.
+whose caches hold a million tokens each. Exact and repeatable; about two minutes a policy.
 """
 
 from __future__ import annotations
@@ -56,12 +56,20 @@ class HitsInTime:
 
 
 def recovery(hits: HitsInTime, at: float, window: float) -> Recovery:
-    """The level is that of the `window` before; it is back where the `window` that follows reaches `BACK` of it."""
-    before = hits.share(at - window, at) or 0.0
+    """The level is that of the four `window`s before the change. The worst `window` is looked for in the four after it,
+    for sessions notice the loss only when they speak again; from there on, the first one to reach `BACK` of the level.
+    """
+    before = hits.share(at - 4 * window, at) or 0.0
     moments = [at + step for step in range(int(hits.times[-1] - window - at))]
     shares = [(moment, share) for moment in moments if (share := hits.share(moment, moment + window)) is not None]
-    back = next((moment - at for moment, share in shares if share >= BACK * before), None)
-    return Recovery(before, min((share for _, share in shares[: int(window)]), default=before), back)
+    dip = [row for row in shares if row[0] < at + 4 * window]
+    if not dip:
+        return Recovery(before, before, None)
+    worst, lowest = min(dip, key=lambda row: row[1])
+    if lowest >= BACK * before:
+        return Recovery(before, lowest, 0.0)
+    back = next((moment - at for moment, share in shares if moment > worst and share >= BACK * before), None)
+    return Recovery(before, lowest, back)
 
 
 def main() -> None:
@@ -103,7 +111,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=16_384, help="of 64 tokens, in each worker's cache")
     parser.add_argument("--session-gap", type=float, default=20.0, help="seconds from one session's start to the next")
     parser.add_argument("--max-pause", type=float, default=30.0, help="longer pauses in a session are cut to this")
-    parser.add_argument("--window", type=float, default=60.0, help="seconds over which a level of hits is measured")
+    parser.add_argument("--window", type=float, default=30.0, help="seconds over which a level of hits is measured")
     parser.add_argument("--moments", type=float, nargs="+", default=[0.4, 0.5, 0.6], help="of the requests, when a worker goes")
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args()
@@ -137,7 +145,7 @@ def _recovery_table(
     changed: dict[str, list[Recovery]], moments: Sequence[float], options: argparse.Namespace
 ) -> Table:
     table = Table(
-        title=f"A worker lost and an empty one added: hits of the limit in {options.window:g} s before → worst after,"
+        title=f"A worker lost and an empty one added: hits of the limit before → in the worst {options.window:g} s after,"
         f" and how long until {BACK:.0%} of the level before"
     )
     table.add_column("policy")
