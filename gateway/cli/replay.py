@@ -148,6 +148,8 @@ def replay(
         _stop("name a trace file, or 'demo'; or give --compare A.json B.json")
     if arrivals_file is not None and concurrency is not None:
         _stop("--arrivals says when to send and --concurrency sends after each answer: give one of them")
+    if json_file == html_file == "-":
+        _stop("only one of --json and --html can be written to stdout")
     try:
         arrivals = read_trace(
             trace,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gateway.replay.client import ReplayClient, Target, find_model, open_session
+from gateway.replay.client import ReplayClient, ReplayError, Target, find_model, open_session
 from gateway.replay.plan import plan, session_chains, timed_chains
 from gateway.replay.records import RequestRecord
 from gateway.replay.schedule import MonotonicClock, run_closed_loop, run_open_loop
