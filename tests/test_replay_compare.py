@@ -62,8 +62,10 @@ def test_ratios_of_every_figure_and_which_is_better(tmp_path: Path) -> None:
     comparison = compare_files(a, b)
     found = figures(comparison)
     assert found["ttft.p50"] == Figure("ttft.p50", 2.0, 0.5, 0.25, "B")
-    assert found["hits.share"] == Figure("hits.share", 0.2, 0.6, pytest.approx(3.0), "B")
-    assert (found["tpot.mean"].ratio, found["tpot.mean"].better) == (pytest.approx(1.0), "same")
+    assert found["hits.share"].ratio == pytest.approx(3.0)
+    assert found["hits.share"].better == "B"
+    assert found["tpot.mean"].ratio == pytest.approx(1.0)
+    assert found["tpot.mean"].better == "same"
     assert found["goodput.fast.share"] == Figure("goodput.fast.share", 0.0, 1.0, None, "B")
     assert found["sent"] == Figure("sent", 4, 4, 1.0, None)
     assert found["ttft.count"].better is None

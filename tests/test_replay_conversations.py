@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import lzma
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_every_recorded_answer_is_asked_for_after_exactly_what_was_said_before()
 def test_a_turn_extends_the_blocks_of_the_turn_before() -> None:
     arrivals = read_trace(TAU)
     for chain in session_chains(arrivals):
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in itertools.pairwise(chain):
             full = len(arrivals[before].block_ids) - 1  # the last one may be partial
             assert arrivals[after].block_ids[:full] == arrivals[before].block_ids[:full]
     assert all(len(a.block_ids) == -(-a.input_tokens // 16) for a in arrivals)
@@ -75,7 +76,7 @@ def test_equal_beginnings_have_equal_blocks_in_different_conversations(tmp_path:
 
 
 def assistants(node: dict[str, Any]) -> int:
-    return (node["role"] == "assistant") + sum(assistants(reply) for reply in node["replies"])
+    return int(node["role"] == "assistant") + sum(assistants(reply) for reply in node["replies"])
 
 
 def test_a_tree_asks_once_for_every_answer_and_a_branch_is_a_session() -> None:
@@ -214,7 +215,8 @@ def test_azure_rows_become_arrivals_that_share_nothing() -> None:
     assert len(arrivals) == 300
     first, second = arrivals[:2]
     assert (first.at, first.input_tokens, first.output_tokens, len(first.block_ids)) == (0.0, 374, 44, 1)
-    assert (second.at, second.input_tokens) == (pytest.approx(4.314579, abs=1e-6), 396)
+    assert second.at == pytest.approx(4.314579, abs=1e-6)
+    assert second.input_tokens == 396
     assert one_cache_hit_share(arrivals) == 0.0
 
 

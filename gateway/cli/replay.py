@@ -87,7 +87,9 @@ def replay(
     block_tokens: Annotated[int, _trace("Mooncake: tokens in a block.", min=1, metavar="N")] = 512,
     session_gap: Annotated[float, _time("Trace", "Sessions, conversations: one begins every TIME.")] = "10s",  # type: ignore[assignment]  # is parsed
     max_pause: Annotated[float | None, _time("Trace", "Agent sessions: longer pauses are cut to TIME.")] = None,
-    think_time: Annotated[float | None, _time("Trace", "Conversations: TIME from an answer to what is said next.")] = None,
+    think_time: Annotated[
+        float | None, _time("Trace", "Conversations: TIME from an answer to what is said next.")
+    ] = None,
     arrivals_file: Annotated[
         str | None,
         _load("Start times from another trace, such as Azure's CSV.", "--arrivals", metavar="FILE"),
@@ -99,7 +101,11 @@ def replay(
     ] = None,
     warm_up: Annotated[
         WarmUp | None,
-        _load("Send these first and do not count them: 100 (requests) or 30s.", parser=_told(parse_warm_up), metavar="N|TIME"),
+        _load(
+            "Send these first and do not count them: 100 (requests) or 30s.",
+            parser=_told(parse_warm_up),
+            metavar="N|TIME",
+        ),
     ] = None,
     slo: Annotated[
         list[Slos] | None,

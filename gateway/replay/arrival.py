@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 _QUOTED_CHARS: Final = 60  # of a bad value, in its error
 
 
-class Chat(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chat:
     """A recorded prompt: the first ``count`` messages of a conversation, whose list all its turns share."""
 
     messages: Sequence[object]

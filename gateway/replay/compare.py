@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 
 import msgspec
 import orjson
@@ -136,11 +136,12 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         elif name == "goodput" and isinstance(value, list):
             for item in value:
                 if isinstance(item, dict) and isinstance(slos := item.get("slos"), dict):
-                    parts = ((key, item.get(key)) for key in ("met", "share", "per_second"))
-                    yield from ((f"goodput.{slos.get('name')}.{key}", part) for key, part in parts if _is_number(part))
+                    for key in ("met", "share", "per_second"):
+                        if _is_number(part := item.get(key)):
+                            yield f"goodput.{slos.get('name')}.{key}", part
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -231,7 +232,9 @@ def _verdict(comparison: Comparison) -> Text:
         case None:
             return Text(f"Mixed: A is better in {a} figures, B in {b}; {same} are about the same.", style="bold")
         case which:
-            return Text(f"{which} is better: in {a or b} figures, and worse in none; {same} are about the same.", "bold")
+            return Text(
+                f"{which} is better: in {a or b} figures, and worse in none; {same} are about the same.", "bold"
+            )
 
 
 def _writer(name: str) -> Callable[[float], str]:

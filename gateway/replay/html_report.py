@@ -46,8 +46,8 @@ def _warnings(summary: Summary) -> str:
 
 def _tiles(summary: Summary) -> Iterator[str]:
     ttft, tpot, hits = summary.ttft, summary.tpot, summary.hits
-    yield _tile("TTFT p50", figures.seconds(ttft and ttft.p50), f"p99 {figures.seconds(ttft and ttft.p99)}")
-    yield _tile("TPOT p50", figures.seconds(tpot and tpot.p50), f"p99 {figures.seconds(tpot and tpot.p99)}")
+    yield _tile("TTFT p50", *_middle_and_end(ttft))
+    yield _tile("TPOT p50", *_middle_and_end(tpot))
     yield _tile("From cache", figures.share(hits.share), f"{figures.share(hits.limit)} possible")
     yield _tile(
         "Throughput",
@@ -55,9 +55,15 @@ def _tiles(summary: Summary) -> Iterator[str]:
         f"{figures.count(summary.output_tokens_per_second)} output tokens/s",
     )
     for good in summary.goodput[:2]:
-        yield _tile("Goodput", f"{figures.count(good.per_second)}/s", f"{figures.share(good.share)}: {bounds(good.slos)}")
+        yield _tile(
+            "Goodput", f"{figures.count(good.per_second)}/s", f"{figures.share(good.share)}: {bounds(good.slos)}"
+        )
     if summary.failed:
         yield _tile("Failed", f"{summary.failed:,}", f"of {summary.sent:,} sent", "bad")
+
+
+def _middle_and_end(spread: Distribution | None) -> tuple[str, str]:
+    return (figures.seconds(spread.p50), f"p99 {figures.seconds(spread.p99)}") if spread else ("–", "none")
 
 
 def _tile(name: str, value: str, more: str, style: str = "") -> str:

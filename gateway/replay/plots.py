@@ -110,9 +110,7 @@ def worker_loads(records: Sequence[RequestRecord]) -> Plot | None:
         base = frame.top + row * (number + 1)
         y = Scale(0.0, top or 1.0, base, base - row + 8, log=False, ticks=())
         width = (frame.right - frame.left) / BUCKETS
-        steps = [
-            (frame.left + width * (place + side), y(value)) for place, value in enumerate(load) for side in (0, 1)
-        ]
+        steps = [(frame.left + width * (place + side), y(value)) for place, value in enumerate(load) for side in (0, 1)]
         frame.path([(frame.left, base), *steps, (frame.right, base)], "area s1", title=_load_words(name, load))
         frame.path(steps, "thin s1")
         frame.path([(frame.left, base), (frame.right, base)], "grid")
@@ -138,8 +136,8 @@ def tokens_in_time(records: Sequence[RequestRecord]) -> Plot | None:
     for number, part in enumerate(parts):
         left, right = frame.left + width * number + 0.7, frame.left + width * (number + 1) - 0.7
         words = f"{figures.count(part.cached)} tokens from cache, {figures.count(part.prompt - part.cached)} computed"
-        frame.bar(left, y(part.cached), right, frame.bottom, "fill s1", words)
-        frame.bar(left, y(part.prompt), right, y(part.cached) - (1 if part.cached else 0), "fill s2", words)
+        frame.bar((left, right), (y(part.cached), frame.bottom), "fill s1", words)
+        frame.bar((left, right), (y(part.prompt), y(part.cached) - (1 if part.cached else 0)), "fill s2", words)
     frame.x_axis(x, _time, "time sent")
     legend = (("s1", "from cache"), ("s2", "computed"))
     return Plot("Prompt tokens in time", f"per {figures.seconds(_end(records) / BUCKETS)}", frame.svg(), legend)
@@ -161,7 +159,9 @@ def hits_in_time(records: Sequence[RequestRecord]) -> Plot | None:
         [(at, y(part.limit / part.input)) if part.input else None for at, part in zip(middles, parts, strict=True)],
         "line limit",
     )
-    hits = [(at, y(part.cached / part.prompt)) if part.prompt else None for at, part in zip(middles, parts, strict=True)]
+    hits = [
+        (at, y(part.cached / part.prompt)) if part.prompt else None for at, part in zip(middles, parts, strict=True)
+    ]
     frame.path(hits, "line s1")
     for point, part in zip(hits, parts, strict=True):
         if point is not None:
@@ -224,7 +224,7 @@ def _warm_up(frame: Frame, x: Scale, records: Sequence[RequestRecord]) -> None:
     counted = [record.sent for record in records if not record.warm_up and record.sent is not None]
     if warming:
         until = min(counted, default=max(warming))
-        frame.bar(frame.left, frame.top, x(until), frame.bottom, "warming", "warm-up: sent, and not counted")
+        frame.bar((frame.left, x(until)), (frame.top, frame.bottom), "warming", "warm-up: sent, and not counted")
 
 
 def _load_words(name: str, load: Sequence[float]) -> str:

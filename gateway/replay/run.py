@@ -7,7 +7,6 @@ import resource
 import signal
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.replay.client import ReplayClient, ReplayError, Target, find_model, open_session
@@ -62,37 +61,41 @@ async def replay(
             clock.restart()  # what the client prepared is not part of the replay
             with watch(records, clock):
                 if concurrency is None:
-                    chains = timed_chains(arrivals)
-                    follow = partial(_follow, chains, arrivals, records, clock, client.send, speed)
-                    await run_open_loop([records[chain[0]].scheduled for chain in chains], clock, follow, stop=stop)
+                    turns = _Turns(timed_chains(arrivals), arrivals, records, clock, client.send, speed)
+                    due = [records[chain[0]].scheduled for chain in turns.chains]
+                    await run_open_loop(due, clock, turns.send, stop=stop)
                 else:
-                    chains = session_chains(arrivals)
-                    for record in records:  # due only once a user is free for it
-                        record.scheduled = 0.0
-                    follow = partial(_follow, chains, arrivals, records, clock, client.send, speed, due_now=True)
-                    await run_closed_loop(len(chains), concurrency, follow, stop=stop)
+                    turns = _Turns(session_chains(arrivals), arrivals, records, clock, client.send, speed)
+                    await run_closed_loop(len(turns.chains), concurrency, turns.send_now, stop=stop)
     return Outcome(records, target.model or "", interrupted=stop.is_set())
 
 
-async def _follow(
-    chains: Sequence[Sequence[int]],
-    arrivals: Sequence[Arrival],
-    records: Sequence[RequestRecord],
-    clock: MonotonicClock,
-    send: Callable[[int], Coroutine[object, object, None]],
-    speed: float,
-    number: int,
-    *,
-    due_now: bool = False,
-) -> None:
-    """Chain ``number`` to its end, each request after the answer before it and its pause."""
-    for position, index in enumerate(chains[number]):
-        if position or due_now:
-            pause = (arrivals[index].pause or 0.0) / speed if position else 0.0
-            records[index].scheduled = clock.now() + pause
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Requests that follow each other, sent in order, each after the answer before it and its pause."""
+
+    chains: Sequence[Sequence[int]]
+    arrivals: Sequence[Arrival]
+    records: Sequence[RequestRecord]
+    clock: MonotonicClock
+    send_one: Callable[[int], Coroutine[object, object, None]]
+    speed: float
+
+    async def send_now(self, number: int) -> None:
+        """Chain ``number`` to its end, due from this moment on."""
+        self.records[self.chains[number][0]].scheduled = self.clock.now()
+        await self.send(number)
+
+    async def send(self, number: int) -> None:
+        """Chain ``number`` to its end; the caller kept the time of its first request."""
+        first, *rest = self.chains[number]
+        await self.send_one(first)
+        for index in rest:
+            pause = (self.arrivals[index].pause or 0.0) / self.speed
+            self.records[index].scheduled = self.clock.now() + pause
             if pause:
-                await clock.sleep_until(records[index].scheduled)
-        await send(index)
+                await self.clock.sleep_until(self.records[index].scheduled)
+            await self.send_one(index)
 
 
 def raise_file_limit() -> None:

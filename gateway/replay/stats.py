@@ -190,9 +190,7 @@ def in_order(records: Iterable[RequestRecord]) -> list[RequestRecord]:
     return sorted((record for record in records if record.sent is not None), key=lambda record: record.sent or 0.0)
 
 
-def summarize(
-    records: Sequence[RequestRecord], *, slos: Sequence[Slos] = (), fleet_size: int | None = None
-) -> Summary:
+def summarize(records: Sequence[RequestRecord], *, slos: Sequence[Slos] = (), fleet_size: int | None = None) -> Summary:
     """``fleet_size`` adds workers that answered nothing to the mean of max ÷ mean."""
     every, records = records, [record for record in records if not record.warm_up]
     sent = in_order(records)

@@ -145,8 +145,9 @@ class Frame:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{style}"><title>{escape(title)}</title></circle>'
         )
 
-    def bar(self, left: float, top: float, right: float, bottom: float, style: str, title: str = "") -> None:
-        """A filled rectangle."""
+    def bar(self, x: tuple[float, float], y: tuple[float, float], style: str, title: str = "") -> None:
+        """A filled rectangle, from left to right and from top to bottom."""
+        (left, right), (top, bottom) = x, y
         hint = f"<title>{escape(title)}</title>" if title else ""
         self._parts.append(
             f'<rect x="{left:.1f}" y="{top:.1f}" width="{max(0.0, right - left):.1f}"'

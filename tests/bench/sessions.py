@@ -85,9 +85,7 @@ def main() -> None:
     middle = [arrivals[int(part * len(arrivals))].at for part in options.moments]
     changed = {
         policy: [
-            recovery(
-                HitsInTime(_replay(arrivals, policy, engine, options, at=at).records), at, options.window
-            )
+            recovery(HitsInTime(_replay(arrivals, policy, engine, options, at=at).records), at, options.window)
             for at in middle
         ]
         for policy in policies
@@ -112,7 +110,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--session-gap", type=float, default=20.0, help="seconds from one session's start to the next")
     parser.add_argument("--max-pause", type=float, default=30.0, help="longer pauses in a session are cut to this")
     parser.add_argument("--window", type=float, default=30.0, help="seconds over which a level of hits is measured")
-    parser.add_argument("--moments", type=float, nargs="+", default=[0.4, 0.5, 0.6], help="of the requests, when a worker goes")
+    parser.add_argument(
+        "--moments", type=float, nargs="+", default=[0.4, 0.5, 0.6], help="of the requests, when a worker goes"
+    )
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args()
 
@@ -120,7 +120,7 @@ def _options() -> argparse.Namespace:
 def _replay(
     arrivals: Sequence[Arrival], policy: str, engine: EngineConfig, options: argparse.Namespace, at: float | None = None
 ) -> VirtualResult:
-    changes = [] if at is None else [Lost(at, 0), Added(at)]
+    changes: list[Lost | Added] = [] if at is None else [Lost(at, 0), Added(at)]
     return replay_virtually(arrivals, make_policy(policy), workers=options.workers, engine=engine, changes=changes)
 
 
@@ -141,11 +141,10 @@ def _hits_table(
     return table
 
 
-def _recovery_table(
-    changed: dict[str, list[Recovery]], moments: Sequence[float], options: argparse.Namespace
-) -> Table:
+def _recovery_table(changed: dict[str, list[Recovery]], moments: Sequence[float], options: argparse.Namespace) -> Table:
     table = Table(
-        title=f"A worker lost and an empty one added: hits of the limit before → in the worst {options.window:g} s after,"
+        title=f"A worker lost and an empty one added: hits of the limit before →"
+        f" in the worst {options.window:g} s after,"
         f" and how long until {BACK:.0%} of the level before"
     )
     table.add_column("policy")
