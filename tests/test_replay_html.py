@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from backends.simulated.engine import EngineConfig
 from gateway.replay.html_report import html_report
+from gateway.replay.plots import labels
 from gateway.replay.records import RequestRecord
 from gateway.replay.report import Run
 from gateway.replay.slo import Slos, WarmUp
@@ -153,3 +154,15 @@ def test_scales_hold_every_value_in_order(values: list[float]) -> None:
 def test_scales_of_nothing(values: list[float]) -> None:
     assert linear(values, 0, 10)(0.0) == 0
     assert logarithmic(values, 0, 10)(0.0) == 0
+
+
+def test_labels_keep_what_tells_workers_apart() -> None:
+    assert labels(["a", "b"]) == ["a", "b"]
+    assert labels([f"https-gpu-node-{n}.cluster.local:8000" for n in (1, 10)]) == ["…1…", "…10…"]
+    assert labels(["http://127.0.0.1:8001", "http://127.0.0.1:8002"]) == ["…8001", "…8002"]
+    assert labels(["one-name-longer-than-that"]) == ["one-name-long…"]
+
+
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=6, unique=True))
+def test_labels_fit(names: list[str]) -> None:
+    assert all(len(label) <= 14 for label in labels(names))

@@ -22,8 +22,7 @@ def html_report(summary: Summary, records: Sequence[RequestRecord], run: Run) ->
         f"<p>{escape(str(run))}{_warm_up(summary)}</p></header>",
         _warnings(summary),
         f'<section class="tiles">{"".join(_tiles(summary))}</section>',
-        f'<section class="plots">{"".join(map(_plot, _plots(summary, records)))}</section>',
-        f'<section class="tables">{"".join(_tables(summary))}</section>',
+        f'<section class="columns">{"".join([*map(_plot, _plots(summary, records)), *_tables(summary)])}</section>',
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Final
 
 from gateway.replay import figures
@@ -20,6 +21,7 @@ _MOSTLY: Final = 0.5
 _LOG_FROM: Final = 20.0  # highest ÷ lowest from which on an axis is logarithmic
 _WORKER_ROWS: Final = 16
 _ROW: Final = 40
+_LABEL: Final = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def worker_loads(records: Sequence[RequestRecord]) -> Plot | None:
     names.sort(key=natural)
     end = _end(records)
     loads = {name: _in_flight(by_worker[name], end) for name in names}
+    shown = labels(names)
     frame = Frame("Requests in flight per worker over time", height=max(HEIGHT, 62 + _ROW * len(names)), left=110)
     x = exact(end, frame.left, frame.right)
     _warm_up(frame, x, records)
@@ -114,7 +117,7 @@ def worker_loads(records: Sequence[RequestRecord]) -> Plot | None:
         frame.path([(frame.left, base), *steps, (frame.right, base)], "area s1", title=_load_words(name, load))
         frame.path(steps, "thin s1")
         frame.path([(frame.left, base), (frame.right, base)], "grid")
-        frame.text(frame.left - 8, base - row / 2 + 2, _short(name), "label end")
+        frame.text(frame.left - 8, base - row / 2 + 2, shown[number], "label end")
         frame.text(frame.left - 8, base - row / 2 + 16, f"mean {figures.count(sum(load) / BUCKETS)}", "tick end")
     frame.x_axis(x, _time, "time")
     more = f"; {len(by_worker) - len(names)} less busy ones not shown" if len(by_worker) > len(names) else ""
@@ -235,5 +238,28 @@ def _time(value: float) -> str:
     return figures.clock(value) if value >= 60 else f"{value:g} s"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 14 else "…" + name[-13:]
+def labels(names: Sequence[str]) -> list[str]:
+    """Names that fit beside a row: long ones keep what tells them apart, the first `_LABEL` characters of it."""
+    if all(len(name) <= _LABEL for name in names):
+        return list(names)
+    before = len(commonprefix(names)) if len(names) > 1 else 0
+    cut = [name[before:] for name in names]
+    after = len(commonprefix([name[::-1] for name in cut])) if len(names) > 1 else 0
+    whole = [len(name) - before - after for name in names]
+    starts = [_word_start(name, before) for name in names]
+    return [
+        _fit(name[start : max(before + size, start)], head=start > 0, tail=after > 0)
+        for name, start, size in zip(names, starts, whole, strict=True)
+    ]
+
+
+def _word_start(name: str, at: int) -> int:
+    """Where the word or number that `at` is in begins, so that no name is cut within it."""
+    while at > 0 and name[at - 1].isalnum():
+        at -= 1
+    return at
+
+
+def _fit(text: str, *, head: bool, tail: bool) -> str:
+    text = f"{'…' if head else ''}{text}{'…' if tail else ''}"
+    return text if len(text) <= _LABEL else text[: _LABEL - 1] + "…"

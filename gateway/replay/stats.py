@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from gateway.replay.arrival import Arrival
     from gateway.replay.records import RequestRecord
     from gateway.replay.slo import Slos, WarmUp
+
+_NUMBERS: Final = re.compile(r"([0-9]{1,18})")
 
 SLICES: Final = 20
 """Parts of the replay, equal in requests, for which the hit share is told one by one."""
@@ -280,10 +283,9 @@ def _worker_load(worker: str | None, records: Sequence[RequestRecord]) -> Worker
     )
 
 
-def natural(name: str) -> tuple[object, ...]:
-    """Sort key by which worker-2 comes before worker-10."""
-    digits = name[len(name.rstrip("0123456789")) :]
-    return (name.removesuffix(digits), int(digits or -1), name)
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort key by which worker-2 comes before worker-10, wherever the numbers stand."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBERS.split(name))
 
 
 def _max_over_mean(loads: Sequence[int], fleet_size: int | None) -> float | None:
