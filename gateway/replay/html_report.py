@@ -120,7 +120,7 @@ def _tables(summary: Summary) -> Iterator[str]:
         )
     if summary.errors:
         rows_of_errors = [(error.kind, f"{error.count:,}", error.example) for error in summary.errors]
-        yield _table("Failed", ("class", "requests", "for example"), rows_of_errors)
+        yield _table("Failed", ("class", "requests", "for example"), rows_of_errors, "words")
 
 
 def _latencies(summary: Summary) -> str:
@@ -139,7 +139,7 @@ def _latencies(summary: Summary) -> str:
     return _table("Latencies", ("", "mean", "p50", "p90", "p99", "max"), rows)
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], style: str = "") -> str:
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<div><h2>{escape(title)}</h2><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
+    return f"<div><h2>{escape(title)}</h2><table class='{style}'><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"

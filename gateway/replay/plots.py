@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Final
 
 from gateway.replay import figures
@@ -242,15 +241,21 @@ def labels(names: Sequence[str]) -> list[str]:
     """Names that fit beside a row: long ones keep what tells them apart, the first `_LABEL` characters of it."""
     if all(len(name) <= _LABEL for name in names):
         return list(names)
-    before = len(commonprefix(names)) if len(names) > 1 else 0
+    before = len(_shared(names)) if len(names) > 1 else 0
     cut = [name[before:] for name in names]
-    after = len(commonprefix([name[::-1] for name in cut])) if len(names) > 1 else 0
+    after = len(_shared([name[::-1] for name in cut])) if len(names) > 1 else 0
     whole = [len(name) - before - after for name in names]
     starts = [_word_start(name, before) for name in names]
     return [
         _fit(name[start : max(before + size, start)], head=start > 0, tail=after > 0)
         for name, start, size in zip(names, starts, whole, strict=True)
     ]
+
+
+def _shared(names: Sequence[str]) -> str:
+    """The characters with which all begin."""
+    first, last = min(names), max(names)
+    return first[: next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
 def _word_start(name: str, at: int) -> int:
