@@ -142,4 +142,5 @@ def _latencies(summary: Summary) -> str:
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], style: str = "") -> str:
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<div><h2>{escape(title)}</h2><table class='{style}'><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
+    table = f"<table class='{style}'><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div><h2>{escape(title)}</h2>{table}</div>"
