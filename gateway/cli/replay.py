@@ -139,9 +139,10 @@ def replay(
 ) -> None:
     """Replay a request trace against an OpenAI endpoint, and report latencies and hits.
 
-    Each request is sent at its own time, whatever has become of the others; a turn of a conversation after the answer
-    before it. With --concurrency a fixed number of users send instead. Prompts are the recorded messages, or made from
-    the trace's block ids, the same text for every target. Ctrl-C stops early and reports what was measured so far.
+    Each request is sent at its own time, whatever has become of the others; a turn of a
+    conversation after the answer before it. With --concurrency a fixed number of users send
+    instead. Prompts are the recorded messages, or made from the trace's block ids, the same text
+    for every target. Ctrl-C stops early and reports what was measured so far.
 
     For a first look: prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms
     """
