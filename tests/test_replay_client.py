@@ -11,7 +11,7 @@ import pytest
 
 from gateway.replay.arrival import Arrival
 from gateway.replay.client import ReplayClient, ReplayError, Target, base_url, find_model, open_session
-from gateway.replay.run import plan
+from gateway.replay.plan import plan
 from gateway.replay.schedule import MonotonicClock
 from tests.fake_openai import FakeOpenAI
 

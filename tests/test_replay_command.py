@@ -65,7 +65,7 @@ def test_demo_from_end_to_end(tmp_path: Path) -> None:
     assert document["summary"]["succeeded"] == 60
     assert document["summary"]["hits"]["limit"] == pytest.approx(0.641, abs=1e-3)
     assert 0 < document["summary"]["hits"]["share"] < document["summary"]["hits"]["limit"]
-    assert document["summary"]["goodput"]["share"] == 1.0
+    assert document["summary"]["goodput"][0]["share"] == 1.0
     assert document["settings"]["model"] == "fake"
     assert document["settings"]["timeout"] == 600.0
     assert {body["max_tokens"] for body in server.bodies} == {4}
@@ -101,6 +101,71 @@ def test_a_bad_trace_is_told_without_a_traceback(tmp_path: Path) -> None:
     code, out, err = run(FakeOpenAI(), str(trace))
     assert (code, out) == (2, "")
     assert "line 1: input_length: expected an integer, got 'many'" in " ".join(err.split())
+
+
+CHATS = str(ROOT / "tests" / "data" / "conversations" / "tau_bench_4_raw.json.xz")
+AZURE = str(ROOT / "tests" / "data" / "arrivals" / "azure_conv_300.csv")
+
+
+def test_everything_at_once_and_then_a_comparison(tmp_path: Path) -> None:
+    a, b, html, result = (str(tmp_path / name) for name in ("a.json", "b.json", "r.html", "c.json"))
+    common = (CHATS, "--limit", "12", "--max-output", "3", "--warm-up", "2", "--slo", "chat:ttft=30s,tpot=9s")
+    code, out, err = run(
+        FakeOpenAI(workers=2),
+        *(*common, "--arrivals", AZURE, "--speed", "50", "--slo", "none:ttft=1us", "--json", a, "--html", html),
+    )
+    assert (code, err) == (0, "")
+    for words in ("10 of 10 requests answered", "after 2 to warm up", "chat: TTFT ≤ 30.0 s, TPOT ≤ 9.00 s", "none: "):
+        assert words in out, words
+    summary = orjson.loads(Path(a).read_bytes())["summary"]
+    assert [(good["slos"]["name"], good["share"]) for good in summary["goodput"]] == [("chat", 1.0), ("none", 0.0)]
+    assert summary["warm_up"] == 2
+    assert Path(html).read_text().startswith("<!doctype html>")
+    assert run(FakeOpenAI(), *common, "--concurrency", "2", "--json", b)[0] == 0
+    compared = CliRunner().invoke(application(), ["replay", "--compare", a, b, "--json", result])
+    assert compared.exit_code == 0
+    assert "Different numbers of users: none and 2." in compared.stdout
+    assert orjson.loads(Path(result).read_bytes())["comparable"] is False
+    both = CliRunner().invoke(application(), ["replay", "--compare", a, b, "--json", "-"])
+    assert orjson.loads(both.stdout)["a"] == a
+
+
+def test_a_plain_csv_of_arrivals_is_a_trace() -> None:
+    code, out, _ = run(FakeOpenAI(), AZURE, "--limit", "6", "--speed", "200", "--max-output", "2")
+    assert code == 0
+    assert "6 of 6 requests answered" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name a trace file, or 'demo'"),
+        (["demo", "--compare", "a", "b"], "give neither a trace nor --html"),
+        (["--compare", "/nowhere/a", "/nowhere/b"], "/nowhere/a: cannot be read: No such file"),
+        (["demo", "--arrivals", "x", "--concurrency", "2"], "give one of them"),
+        (["demo", "--arrivals", "/nowhere/x"], "/nowhere/x: cannot be opened"),
+        ([CHATS, "--endpoint", "completions"], "can only be sent with --endpoint chat"),
+        (["demo", "--html", "-", "--json", "-"], "only one of --json and --html"),
+    ],
+)
+def test_what_cannot_be_done_is_told(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(application(), ["replay", *arguments])
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--slo", "p50=2", "expected [NAME:]ttft=TIME"),
+        ("--warm-up", "some", "neither a number of requests"),
+        ("--concurrency", "0", "--concurrency"),
+    ],
+)
+def test_a_bad_value_is_told(option: str, value: str, words: str) -> None:
+    result = CliRunner().invoke(application(), ["replay", "demo", option, value], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert words in result.stderr
 
 
 @pytest.mark.parametrize("url", ["ftp:/x", "localhost:8000", "http://", "http://a:x", "http://[/x]", "http://a/?b"])

@@ -11,7 +11,7 @@ import typer
 from gateway.cli.replay import replay
 from gateway.replay.records import RequestRecord
 from gateway.replay.results import SCHEMA, row
-from gateway.replay.stats import Distribution, Hits, Summary
+from gateway.replay.stats import Distribution, Goodput, Hits, Summary
 
 ROOT = Path(__file__).parent.parent
 DOC = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ def test_every_option_is_documented_and_every_documented_one_exists() -> None:
 
 def test_every_json_field_is_documented() -> None:
     record = RequestRecord(index=0, session=None, scheduled=0.0, input_tokens=1, output_tokens=1, limit_tokens=0)
-    names = [*row(record), *(field.name for kind in (Summary, Distribution, Hits) for field in fields(kind))]
+    names = [*row(record), *(field.name for kind in (Summary, Distribution, Hits, Goodput) for field in fields(kind))]
     table = DOC[DOC.index("## The JSON file") :]
     words = set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`[^`]+`", table))))
     assert set(names) <= words

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.replay.arrival import Arrival
-from gateway.replay.run import plan
+from gateway.replay.plan import plan
 from gateway.replay.schedule import MonotonicClock, run_open_loop
 
 if TYPE_CHECKING:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
 import statistics
 from array import array
 
@@ -15,9 +17,10 @@ from rich.console import Console
 from gateway.replay import figures
 from gateway.replay.live import Progress, render
 from gateway.replay.records import Gaps, RequestRecord
-from gateway.replay.report import print_report, report, warnings
+from gateway.replay.report import Run, print_report, report, warnings
 from gateway.replay.results import SCHEMA, to_json
-from gateway.replay.stats import Slos, Summary, distribution, percentile, quarter, summarize
+from gateway.replay.slo import Slos, WarmUp, parse_seconds, parse_slos, parse_warm_up
+from gateway.replay.stats import Summary, distribution, mark_warm_up, percentile, quarter, summarize
 
 
 def row(index: int, *, error: str | None = None, **changes: object) -> RequestRecord:
@@ -86,7 +89,7 @@ def test_summary_of_a_plain_replay() -> None:
     assert summary.input_tokens_per_second == 80.0
     assert summary.output_tokens_per_second == 3.2
     assert (summary.prompt_ratio, summary.output_ratio) == (1.0, 1.0)
-    assert summary.goodput is None
+    assert summary.goodput == ()
     assert not warnings(summary)
 
 
@@ -121,9 +124,9 @@ def test_load_per_worker() -> None:
 def test_goodput_needs_every_objective() -> None:
     rows = [row(0), row(1, first_token=4.0), row(2), row(3, error="timeout")]
     rows[2].gaps.total = 3.0
-    summary = summarize(rows, slos=Slos(ttft=1.0, itl=0.25))
-    assert summary.goodput is not None
-    assert (summary.goodput.met, summary.goodput.share, summary.goodput.per_second) == (1, 0.25, 0.2)
+    strict, easy = summarize(rows, slos=[Slos(ttft=1.0, itl=0.25), Slos(), Slos(ttft=9.0, name="easy")]).goodput
+    assert (strict.met, strict.share, strict.per_second) == (1, 0.25, 0.2)
+    assert (easy.slos.name, easy.met, easy.share) == ("easy", 3, 0.75)
     assert Slos(e2e=1.75).met(rows[0])
     assert not Slos(e2e=1.74).met(rows[0])
     assert not Slos()
@@ -145,13 +148,82 @@ def test_hits_in_time() -> None:
     assert "rising: 0.0% in the first quarter, 50.0% in the last" in shown(summary)
 
 
-def shown(summary: Summary, slos: Slos | None = None) -> str:
-    return text_of(report(summary, trace="t.jsonl", url="http://h", model="m", speed=2.0, slos=slos or Slos()))
+def test_tpot_counts_tokens_and_not_events() -> None:
+    assert row(0).tpot == 0.25
+    assert row(0, completion_tokens=7).tpot == 0.125
+    assert row(0, completion_tokens=1).tpot is None
+    assert Slos(tpot=0.125).met(row(0, completion_tokens=7))
+    assert not Slos(tpot=0.125).met(row(0))
+    assert Slos(tpot=0.125).met(row(0, completion_tokens=1))
+
+
+def test_what_warms_up_is_in_no_figure() -> None:
+    rows = [row(index, error="timeout" if index == 0 else None) for index in range(4)]
+    rows[0].sent, rows[1].sent = 1.0, 0.0  # sessions send out of the order of the trace
+    mark_warm_up(rows, WarmUp(requests=2))
+    assert [record.warm_up for record in rows] == [True, True, False, False]
+    summary = summarize(rows)
+    assert (summary.warm_up, summary.planned, summary.sent, summary.failed) == (2, 2, 2, 0)
+    assert summary.duration == 3.0  # from 2 s, when the first that counts was sent, to 5 s
+    assert summary.requests_per_second == pytest.approx(2 / 3)
+    assert "after 2 to warm up that are not counted" in shown(summary)
+    later = [row(index) for index in range(4)]
+    mark_warm_up(later, WarmUp(seconds=2.5))
+    assert [record.warm_up for record in later] == [True, True, True, False]
+    untouched = [row(0)]
+    mark_warm_up(untouched, WarmUp())
+    assert not untouched[0].warm_up
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ttft=2,tpot=0.05", Slos(ttft=2.0, tpot=0.05, name="ttft=2,tpot=0.05")),
+        ("chat:ttft=500ms, e2e = 1.5min", Slos(ttft=0.5, e2e=90.0, name="chat")),
+        ("itl=250us", Slos(itl=0.00025, name="itl=250us")),
+    ],
+)
+def test_objectives_are_read(text: str, expected: Slos) -> None:
+    assert parse_slos(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected [NAME:]ttft=TIME"),
+        ("chat", "got 'chat'"),
+        ("p99=3", "got 'p99=3'"),
+        ("ttft=1,ttft=2", "ttft is given twice"),
+        ("ttft=fast", "not a length of time"),
+        (":ttft=1", "expected a name before the colon"),
+    ],
+)
+def test_what_is_wrong_with_objectives_is_told(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        parse_slos(text)
+
+
+@given(st.text(max_size=30))
+def test_no_text_breaks_the_parsers(text: str) -> None:
+    for parse in (parse_slos, parse_warm_up, parse_seconds):
+        with contextlib.suppress(ValueError):
+            assert parse(text)
+
+
+def test_warm_up_is_a_number_of_requests_or_a_time() -> None:
+    assert parse_warm_up("100") == WarmUp(requests=100)
+    assert parse_warm_up("30s") == WarmUp(seconds=30.0)
+    with pytest.raises(ValueError, match="neither a number of requests"):
+        parse_warm_up("many")
+
+
+def shown(summary: Summary) -> str:
+    return text_of(report(summary, Run("t.jsonl", "http://h", "m", 2.0)))
 
 
 def test_summary_of_nothing_sent() -> None:
     rows = [row(0, sent=None, first_token=None, last_token=None, finished=None)]
-    summary = summarize(rows, slos=Slos(ttft=1.0))
+    summary = summarize(rows, slos=[Slos(ttft=1.0)])
     assert (summary.sent, summary.ttft, summary.workers, summary.slices) == (0, None, (), ())
     assert "1 requests were never sent" in shown(summary)
 
@@ -160,7 +232,7 @@ def test_the_report_fits_100_columns_and_tells_everything() -> None:
     rows = [row(index, worker=f"a-worker-with-a-very-long-name-{index % 3}") for index in range(30)]
     rows[3].error, rows[3].error_detail = "http_500", "out of memory [bold]" * 20
     slos = Slos(ttft=1.5, itl=0.25, e2e=30.0)
-    text = shown(summarize(rows, slos=slos), slos)
+    text = shown(summarize(rows, slos=[slos]))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
     for words in (
         "29 of 30 requests answered in 31.0 s",
@@ -179,7 +251,7 @@ def test_the_report_fits_100_columns_and_tells_everything() -> None:
 def test_a_report_without_a_terminal_has_100_columns() -> None:
     file = io.StringIO()
     summary = summarize([row(0)])
-    print_report(Console(file=file), report(summary, trace="t", url="u", model="m", speed=1.0, slos=Slos()))
+    print_report(Console(file=file), report(summary, Run("t", "u", "m")))
     assert "sent → first token" in file.getvalue()
 
 
@@ -202,7 +274,7 @@ def test_json_keeps_settings_summary_and_rows() -> None:
     rows = [row(0), row(1, error="timeout", last_token=None), row(2, sent=None)]
     slos = Slos(ttft=1.0)
     document = orjson.loads(
-        to_json(settings={"speed": 2.0}, summary=summarize(rows, slos=slos), records=rows, interrupted=True)
+        to_json(settings={"speed": 2.0}, summary=summarize(rows, slos=[slos]), records=rows, interrupted=True)
     )
     assert list(document) == ["schema", "settings", "interrupted", "summary", "requests"]
     assert (document["schema"], document["settings"], document["interrupted"]) == (

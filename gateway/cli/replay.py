@@ -1,28 +1,33 @@
-"""`prefixgate replay`: a request trace against any OpenAI endpoint, open loop, with a report."""
+"""`prefixgate replay`: a request trace against any OpenAI endpoint, with a report; or two saved results compared."""
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 import uvloop
 from rich.console import Console
 from rich.text import Text
 
+from gateway.replay.arrival import TraceError
 from gateway.replay.client import ReplayError, Target
+from gateway.replay.compare import ComparisonError, compare_files, comparison_json, render_comparison
+from gateway.replay.html_report import html_report
 from gateway.replay.live import watch
-from gateway.replay.report import print_report, report
+from gateway.replay.plan import digest, starts, with_times
+from gateway.replay.report import Run, print_report, report
 from gateway.replay.results import to_json
 from gateway.replay.run import replay as run_replay
-from gateway.replay.stats import Slos, summarize
-from gateway.replay.traces import TraceError, read_trace
+from gateway.replay.slo import Slos, WarmUp, parse_seconds, parse_slos, parse_warm_up
+from gateway.replay.stats import mark_warm_up, summarize
+from gateway.replay.traces import read_times, read_trace
 
-_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0}
+_Value = TypeVar("_Value")
 
 
 class EndpointChoice(StrEnum):
@@ -32,12 +37,19 @@ class EndpointChoice(StrEnum):
     completions = "completions"
 
 
-def parse_duration(text: str) -> float:
-    """Seconds from "2s", "100ms", "1.5 min" or a bare number of seconds. Raises typer.BadParameter."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]*)\s*", text)
-    if match is None or match[2] not in _UNITS or not float(match[1]):
-        raise typer.BadParameter(f"{text!r} is not a length of time above 0 such as 2s, 100ms or 1.5min")
-    return float(match[1]) * _UNITS[match[2]]
+def _told(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
+    """`parse` with its ValueError as one of the command line."""
+
+    def parser(text: str) -> _Value:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parser
+
+
+parse_duration = _told(parse_seconds)
 
 
 def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
@@ -50,14 +62,18 @@ def _time(panel: str, text: str) -> Any:
 
 _target = partial(_option, "Target")
 _trace = partial(_option, "Trace")
+_load = partial(_option, "Load")
 _report = partial(_option, "Report")
 
 
 def replay(
     trace: Annotated[
-        str,
-        typer.Argument(help="Trace file (Mooncake JSONL or agent sessions; .gz, .xz), or 'demo': a small one inside."),
-    ],
+        str | None,
+        typer.Argument(
+            help="Trace file (Mooncake JSONL, agent sessions, conversations, Azure's CSV; .gz, .xz), or 'demo': a small"
+            " one inside."
+        ),
+    ] = None,
     url: Annotated[str, _target("Base URL of an OpenAI endpoint.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, _target("Model to ask for. Default: the first one listed.", metavar="NAME")] = None,
     endpoint: Annotated[EndpointChoice, _target("Which endpoint to ask.")] = EndpointChoice.chat,
@@ -66,12 +82,39 @@ def replay(
     ] = None,
     timeout: Annotated[float, _time("Target", "Deadline of each request.")] = "10min",  # type: ignore[assignment]  # is parsed
     ignore_eos: Annotated[bool, _target("Ask for exact output lengths; strict endpoints may refuse the field.")] = True,
-    speed: Annotated[float, _trace("Replay so many times faster than recorded.", min=1e-6)] = 1.0,
     limit: Annotated[int | None, _trace("Only the first N requests.", min=1, metavar="N")] = None,
     max_output: Annotated[int | None, _trace("At most N output tokens a request.", min=1, metavar="N")] = None,
     block_tokens: Annotated[int, _trace("Mooncake: tokens in a block.", min=1, metavar="N")] = 512,
-    session_gap: Annotated[float, _time("Trace", "Agent sessions: one begins every TIME.")] = "10s",  # type: ignore[assignment]  # is parsed
+    session_gap: Annotated[float, _time("Trace", "Sessions, conversations: one begins every TIME.")] = "10s",  # type: ignore[assignment]  # is parsed
     max_pause: Annotated[float | None, _time("Trace", "Agent sessions: longer pauses are cut to TIME.")] = None,
+    think_time: Annotated[
+        float | None, _time("Trace", "Conversations: TIME from an answer to what is said next.")
+    ] = None,
+    arrivals_file: Annotated[
+        str | None,
+        _load("Start times from another trace, such as Azure's CSV.", "--arrivals", metavar="FILE"),
+    ] = None,
+    speed: Annotated[float, _load("Replay so many times faster than recorded.", min=1e-6)] = 1.0,
+    concurrency: Annotated[
+        int | None,
+        _load("Closed loop: N users, each sends its next request after the answer.", min=1, metavar="N"),
+    ] = None,
+    warm_up: Annotated[
+        WarmUp | None,
+        _load(
+            "Send these first and do not count them: 100 (requests) or 30s.",
+            parser=_told(parse_warm_up),
+            metavar="N|TIME",
+        ),
+    ] = None,
+    slo: Annotated[
+        list[Slos] | None,
+        _report(
+            "Goodput: [NAME:]ttft=2s,tpot=50ms (also itl=, e2e=); may be given several times.",
+            parser=_told(parse_slos),
+            metavar="BOUNDS",
+        ),
+    ] = None,
     slo_ttft: Annotated[float | None, _time("Report", "Goodput: longest time to first token, such as 2s.")] = None,
     slo_itl: Annotated[
         float | None, _time("Report", "Goodput: longest mean time between tokens, such as 100ms.")
@@ -85,17 +128,46 @@ def replay(
         str | None,
         _report("Write summary and every request's row here; - is stdout.", "--json", metavar="FILE"),
     ] = None,
+    html_file: Annotated[
+        str | None, _report("Write a report with plots here: one file, no network.", "--html", metavar="FILE")
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        _report("Replay nothing; compare two results saved with --json.", "--compare", metavar="A.json B.json"),
+    ] = None,
     allow_errors: Annotated[bool, _report("Exit with 0 although requests failed.", "--allow-errors")] = False,
 ) -> None:
     """Replay a request trace against an OpenAI endpoint, and report latencies and hits.
 
-    Each request is sent at its own time, whatever has become of the others. Prompts are made from the
-    trace's block ids, the same text for every target. Ctrl-C stops early and reports what was measured so far.
+    Each request is sent at its own time, whatever has become of the others; a turn of a
+    conversation after the answer before it. With --concurrency a fixed number of users send
+    instead. Prompts are the recorded messages, or made from the trace's block ids, the same text
+    for every target. Ctrl-C stops early and reports what was measured so far.
 
     For a first look: prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms
     """
+    if compare is not None:
+        if trace is not None or html_file is not None:
+            _stop("--compare reads two saved results: give neither a trace nor --html with it")
+        _compare(compare, json_file)
+        return
+    if trace is None:
+        _stop("name a trace file, or 'demo'; or give --compare A.json B.json")
+    if arrivals_file is not None and concurrency is not None:
+        _stop("--arrivals says when to send and --concurrency sends after each answer: give one of them")
+    if json_file == html_file == "-":
+        _stop("only one of --json and --html can be written to stdout")
     try:
-        arrivals = read_trace(trace, limit, block_tokens=block_tokens, session_gap=session_gap, max_pause=max_pause)
+        arrivals = read_trace(
+            trace,
+            limit,
+            block_tokens=block_tokens,
+            session_gap=session_gap,
+            max_pause=max_pause,
+            think_time=think_time or 0.0,
+        )
+        if arrivals_file is not None:
+            arrivals = with_times(arrivals, read_times(arrivals_file, starts(arrivals)))
         target = Target(url, model, endpoint.value, timeout, api_key, ignore_eos, worker_header)
         outcome = uvloop.run(
             run_replay(
@@ -103,24 +175,28 @@ def replay(
                 arrivals,
                 speed=speed,
                 max_output=max_output,
+                concurrency=concurrency,
                 watch=partial(watch, console=Console(stderr=True)),
             )
         )
     except (TraceError, ReplayError) as error:
         _stop(str(error))
-    slos = Slos(ttft=slo_ttft, itl=slo_itl, e2e=slo_e2e)
+    mark_warm_up(outcome.records, warm_up or WarmUp())
+    slos = [*(slo or ()), Slos(ttft=slo_ttft, itl=slo_itl, e2e=slo_e2e)]
     summary = summarize(outcome.records, slos=slos, fleet_size=workers)
-    print_report(
-        Console(stderr=json_file == "-"),
-        report(summary, trace=Path(trace).name, url=url, model=outcome.model, speed=speed, slos=slos),
-    )
+    run = Run(Path(trace).name, url, outcome.model, speed, concurrency)
+    print_report(Console(stderr="-" in {json_file, html_file}), report(summary, run))
     if json_file:
         settings = {
             "trace": trace,
+            "requests_digest": digest(arrivals),
             "url": url,
             "model": outcome.model,
             "endpoint": endpoint.value,
             "speed": speed,
+            "arrivals": arrivals_file,
+            "concurrency": concurrency,
+            "warm_up": str(warm_up) if warm_up else None,
             "limit": limit,
             "max_output": max_output,
             "timeout": timeout,
@@ -130,18 +206,29 @@ def replay(
             "block_tokens": block_tokens,
             "session_gap": session_gap,
             "max_pause": max_pause,
-            "slo_ttft": slo_ttft,
-            "slo_itl": slo_itl,
-            "slo_e2e": slo_e2e,
+            "think_time": think_time,
         }
         _write(
             json_file,
             to_json(settings=settings, summary=summary, records=outcome.records, interrupted=outcome.interrupted),
         )
+    if html_file:
+        _write(html_file, html_report(summary, outcome.records, run).encode())
     if outcome.interrupted:
         raise typer.Exit(130)
     if summary.failed and not allow_errors:
         raise typer.Exit(1)
+
+
+def _compare(files: Sequence[str], json_file: str | None) -> None:
+    first, second = files
+    try:
+        comparison = compare_files(first, second)
+    except ComparisonError as error:
+        _stop(str(error))
+    print_report(Console(stderr=json_file == "-"), render_comparison(comparison))
+    if json_file:
+        _write(json_file, comparison_json(comparison))
 
 
 def _write(file: str, content: bytes) -> None:

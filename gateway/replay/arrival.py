@@ -6,10 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 _QUOTED_CHARS: Final = 60  # of a bad value, in its error
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A recorded prompt: the first ``count`` messages of a conversation, whose list all its turns share."""
+
+    messages: Sequence[object]
+    count: int
+    tools: Sequence[object] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,10 @@ class Arrival:
     block_ids: tuple[int, ...]
     block_tokens: int
     session: str | None = None
+    pause: float | None = None
+    """Seconds after the answer to the request before it in its session; None: it comes at its own time, ``at``."""
+    chat: Chat | None = None
+    """What to send, where it was recorded; token counts and block ids are then estimates from its length."""
 
 
 class TraceError(ValueError):

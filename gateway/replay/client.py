@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from gateway.replay.arrival import Chat
 from gateway.replay.prompts import PromptMaker
 from gateway.replay.records import RequestRecord, StreamError, error_message, read_event
 from gateway.replay.sse import SseDecoder, SseError
@@ -113,7 +114,8 @@ class ReplayClient:
         self._session = session
         self._clock = clock
         self._address = base_url(target.url) + _PATHS[target.endpoint]
-        self._makers = {size: PromptMaker(size) for size in {arrival.block_tokens for arrival in arrivals}}
+        sizes = {arrival.block_tokens for arrival in arrivals if arrival.chat is None}
+        self._makers = {size: PromptMaker(size) for size in sizes}
 
     async def send(self, index: int) -> None:
         """One request to the end of its stream; only cancellation is raised, all else is booked."""
@@ -157,14 +159,18 @@ class ReplayClient:
             raise StreamError("no_tokens", "the stream ended without a token")
 
     def _body(self, arrival: Arrival, output_tokens: int) -> bytes:
-        prompt = self._makers[arrival.block_tokens].prompt(arrival)
+        prompt = arrival.chat or self._makers[arrival.block_tokens].prompt(arrival)
         return request_body(self._target, prompt, output_tokens)
 
 
-def request_body(target: Target, prompt: str, output_tokens: int) -> bytes:
-    """The JSON of one streaming request."""
+def request_body(target: Target, prompt: str | Chat, output_tokens: int) -> bytes:
+    """The JSON of one streaming request; recorded messages go out as they were recorded."""
     body: dict[str, object] = {"model": target.model}
-    if target.endpoint == "chat":
+    if isinstance(prompt, Chat):
+        body["messages"] = prompt.messages[: prompt.count]
+        if prompt.tools:
+            body["tools"] = prompt.tools
+    elif target.endpoint == "chat":
         body["messages"] = [{"role": "user", "content": prompt}]
     else:
         body["prompt"] = prompt

@@ -35,13 +35,19 @@ class Progress:
         self.sent = self.done = self.failed = 0
         self.prompt_tokens = self.cached_tokens = 0
         self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._unsent = list(records)
         self._open: list[RequestRecord] = []
+        self.late: float | None = None
+        self.ends = max((record.scheduled for record in records), default=0.0)
 
     def update(self) -> None:
-        """Look at the records again."""
-        while self.sent < len(self.records) and self.records[self.sent].sent is not None:
-            self._open.append(self.records[self.sent])
-            self.sent += 1
+        """Look at the records again; sessions send theirs out of the order of the trace."""
+        begun = [record for record in self._unsent if record.sent is not None]
+        if begun:
+            self._unsent = [record for record in self._unsent if record.sent is None]
+            self._open += begun
+            self.sent += len(begun)
+            self.late = max(record.lateness or 0.0 for record in begun)
         ended = [record for record in self._open if record.finished is not None]
         if ended:
             self._open = [record for record in self._open if record.finished is None]
@@ -75,7 +81,6 @@ class Progress:
 
 def render(progress: Progress, now: float) -> Group:
     """Two lines: how far in time and requests, and how it goes."""
-    last = progress.records[-1].scheduled
     total = len(progress.records)
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)
@@ -84,9 +89,9 @@ def render(progress: Progress, now: float) -> Group:
     grid.add_row(
         Text(f"{progress.done:,} of {total:,} answered", style="bold"),
         ProgressBar(total=max(1, total), completed=progress.done),
-        Text(f"{figures.clock(now)} / {figures.clock(max(now, last))}", style="dim"),
+        Text(f"{figures.clock(now)} / {figures.clock(max(now, progress.ends))}", style="dim"),
     )
-    late = progress.records[progress.sent - 1].lateness if progress.sent else None
+    late = progress.late
     parts = [
         ("sent ", f"{progress.sent:,}", ""),
         ("in flight ", f"{progress.in_flight:,}", "cyan"),

@@ -62,6 +62,8 @@ class RequestRecord:
     error: str | None = None  # a class such as "http_503"; None when the request succeeded
     error_detail: str | None = None
     worker: str | None = None
+    estimated: bool = False  # the trace's token counts are no more than estimates
+    warm_up: bool = False  # sent, and not counted
 
     @property
     def ok(self) -> bool:
@@ -77,6 +79,18 @@ class RequestRecord:
     def latency(self) -> float | None:
         """Sent to last token."""
         return None if self.last_token is None or self.sent is None else self.last_token - self.sent
+
+    @property
+    def tokens_made(self) -> int:
+        """Output tokens as the server counted them, else the events that carried text."""
+        return self.token_events if self.completion_tokens is None else self.completion_tokens
+
+    @property
+    def tpot(self) -> float | None:
+        """First to last token ÷ the tokens after the first; None of one token."""
+        if self.first_token is None or self.last_token is None or self.tokens_made < 2:
+            return None
+        return (self.last_token - self.first_token) / (self.tokens_made - 1)
 
     @property
     def lateness(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich import box
@@ -15,7 +16,8 @@ from gateway.replay.stats import quarter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gateway.replay.stats import Distribution, Slos, Summary, WorkerLoad
+    from gateway.replay.slo import Slos
+    from gateway.replay.stats import Distribution, Summary, WorkerLoad
 
 _LABEL_WIDTH: Final = 12
 _NAME_WIDTH: Final = 21
@@ -27,13 +29,25 @@ _WARM: Final = 0.02  # so far above the limit is more than the chat template's o
 _STEADY: Final = 0.02  # quarters whose shares differ by less are called steady
 
 
-def report(summary: Summary, *, trace: str, url: str, model: str, speed: float, slos: Slos) -> RenderableType:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What was replayed, in words for people."""
+
+    trace: str
+    url: str
+    model: str
+    speed: float = 1.0
+    concurrency: int | None = None
+
+    def __str__(self) -> str:
+        times = "the trace's own speed" if self.speed == 1 else f"{self.speed:g} × the trace's speed"
+        pace = times if self.concurrency is None else f"closed loop of {self.concurrency:,}"
+        return f"{self.trace} → {self.url}, model {self.model}, {pace}"
+
+
+def report(summary: Summary, run: Run) -> RenderableType:
     """Everything worth knowing, most important first, warnings last so that they are seen."""
-    parts = [
-        _head(summary, trace=trace, url=url, model=model, speed=speed),
-        _latencies(summary),
-        _facts(summary, slos),
-    ]
+    parts = [_head(summary, run), _latencies(summary), _facts(summary)]
     if any(load.worker for load in summary.workers):
         parts.append(_workers(summary))
     if summary.errors:
@@ -78,7 +92,7 @@ def _is_off(ratio: float | None) -> bool:
     return ratio is not None and abs(ratio - 1) > _RATIO_OFF
 
 
-def _head(summary: Summary, *, trace: str, url: str, model: str, speed: float) -> RenderableType:
+def _head(summary: Summary, run: Run) -> RenderableType:
     ok = summary.succeeded == summary.planned
     title = Text.assemble(
         (
@@ -86,10 +100,9 @@ def _head(summary: Summary, *, trace: str, url: str, model: str, speed: float) -
             "bold green" if ok else "bold red",
         ),
         f" in {figures.seconds(summary.duration)}",
+        f", after {summary.warm_up:,} to warm up that are not counted" if summary.warm_up else "",
     )
-    times = "the trace's own speed" if speed == 1 else f"{speed:g} × the trace's speed"
-    where = Text(f"{trace} → {url}, model {model}, {times}", style="dim")
-    return Group(title, where)
+    return Group(title, Text(str(run), style="dim"))
 
 
 def _latencies(summary: Summary) -> Table:
@@ -100,6 +113,7 @@ def _latencies(summary: Summary) -> Table:
     table.add_column("", style="dim")
     rows: tuple[tuple[str, Distribution | None, str], ...] = (
         ("TTFT", summary.ttft, "sent → first token"),
+        ("TPOT", summary.tpot, "first → last token, per token"),
         ("ITL", summary.itl, "token → token"),
         ("end to end", summary.e2e, "sent → last token"),
         ("client late", summary.lateness, "due → sent, by this client"),
@@ -115,16 +129,16 @@ def _latencies(summary: Summary) -> Table:
     return table
 
 
-def _facts(summary: Summary, slos: Slos) -> Table:
+def _facts(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=_LABEL_WIDTH, style="bold", no_wrap=True)
     table.add_column()
-    for name, fact in _fact_rows(summary, slos):
+    for name, fact in _fact_rows(summary):
         table.add_row(name, fact)
     return table
 
 
-def _fact_rows(summary: Summary, slos: Slos) -> Iterator[tuple[str, Text]]:
+def _fact_rows(summary: Summary) -> Iterator[tuple[str, Text]]:
     hits = summary.hits
     if hits.requests:
         yield (
@@ -144,19 +158,21 @@ def _fact_rows(summary: Summary, slos: Slos) -> Iterator[tuple[str, Text]]:
             f" {figures.count(summary.output_tokens_per_second)} output tokens/s"
         ),
     )
-    if summary.goodput:
-        bounds = [
-            f"{name} ≤ {figures.seconds(bound)}"
-            for name, bound in (("TTFT", slos.ttft), ("mean ITL", slos.itl), ("end to end", slos.e2e))
-            if bound is not None
-        ]
+    for number, good in enumerate(summary.goodput):
         yield (
-            "goodput",
+            "" if number else "goodput",
             Text.assemble(
-                (figures.share(summary.goodput.share), "bold"),
-                f" of requests ({figures.count(summary.goodput.per_second)}/s): {', '.join(bounds)}",
+                (figures.share(good.share), "bold"),
+                f" of requests ({figures.count(good.per_second)}/s): {bounds(good.slos)}",
             ),
         )
+
+
+def bounds(slos: Slos) -> str:
+    """Objectives for people, their name first where it says more than they do."""
+    named = (("TTFT", slos.ttft), ("TPOT", slos.tpot), ("mean ITL", slos.itl), ("end to end", slos.e2e))
+    text = ", ".join(f"{name} ≤ {figures.seconds(bound)}" for name, bound in named if bound is not None)
+    return text if slos.name == "slo" or "=" in slos.name else f"{slos.name}: {text}"
 
 
 def _hits_in_time(summary: Summary) -> Text:

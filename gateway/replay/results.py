@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.replay.records import RequestRecord
     from gateway.replay.stats import Hits, Summary
 
-SCHEMA: Final = "prefixgate.replay/1"
+SCHEMA: Final = "prefixgate.replay/2"
 
 _MICRO: Final = 6  # digits of a second that are kept
 
@@ -63,6 +63,7 @@ def row(record: RequestRecord) -> dict[str, object]:
         "finished": record.finished,
         "ttft": record.ttft,
         "latency": record.latency,
+        "tpot": record.tpot,
         "itl_count": record.gaps.count,
         "itl_mean": record.gaps.mean,
         "itl_max": record.gaps.longest if record.gaps.count else None,
@@ -73,6 +74,7 @@ def row(record: RequestRecord) -> dict[str, object]:
         "cached_tokens": record.cached_tokens,
         "completion_tokens": record.completion_tokens,
         "token_events": record.token_events,
+        "warm_up": record.warm_up,
     }
 
 

@@ -9,13 +9,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gateway.replay.client import ReplayClient, Target, find_model, open_session
+from gateway.replay.client import ReplayClient, ReplayError, Target, find_model, open_session
+from gateway.replay.plan import plan, session_chains, timed_chains
 from gateway.replay.records import RequestRecord
-from gateway.replay.schedule import MonotonicClock, run_open_loop
-from gateway.replay.stats import one_cache_hits
+from gateway.replay.schedule import MonotonicClock, run_closed_loop, run_open_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from gateway.replay.arrival import Arrival
@@ -32,35 +32,23 @@ class Outcome:
     interrupted: bool
 
 
-def plan(arrivals: Sequence[Arrival], *, speed: float, max_output: int | None) -> list[RequestRecord]:
-    """An empty record for each arrival, scheduled at its time ÷ ``speed``."""
-    return [
-        RequestRecord(
-            index=index,
-            session=arrival.session,
-            scheduled=arrival.at / speed,
-            input_tokens=arrival.input_tokens,
-            output_tokens=min(arrival.output_tokens, max_output or arrival.output_tokens),
-            limit_tokens=limit_tokens,
-        )
-        for index, (arrival, limit_tokens) in enumerate(zip(arrivals, one_cache_hits(arrivals), strict=True))
-    ]
-
-
 async def replay(
     target: Target,
     arrivals: Sequence[Arrival],
     *,
     speed: float = 1.0,
     max_output: int | None = None,
+    concurrency: int | None = None,
     watch: Watch,
 ) -> Outcome:
     """Send every arrival at its time and wait for all answers; SIGINT or SIGTERM ends it early with what
-    there is.
+    there is. With ``concurrency`` so many users send instead, each its next request after the answer.
 
     ``watch`` is entered around the replay, with the records as they fill. Raises `ReplayError` when the model
-    is not named and cannot be found.
+    is not named and cannot be found, and where conversations are to go to an endpoint without messages.
     """
+    if target.endpoint != "chat" and any(arrival.chat for arrival in arrivals):
+        raise ReplayError("recorded conversations are messages: they can only be sent with --endpoint chat")
     raise_file_limit()
     records = plan(arrivals, speed=speed, max_output=max_output)
     async with open_session(target.api_key) as session:
@@ -72,8 +60,42 @@ async def replay(
             client = ReplayClient(target, arrivals, records, session=session, clock=clock)
             clock.restart()  # what the client prepared is not part of the replay
             with watch(records, clock):
-                await run_open_loop([record.scheduled for record in records], clock, client.send, stop=stop)
+                if concurrency is None:
+                    turns = _Turns(timed_chains(arrivals), arrivals, records, clock, client.send, speed)
+                    due = [records[chain[0]].scheduled for chain in turns.chains]
+                    await run_open_loop(due, clock, turns.send, stop=stop)
+                else:
+                    turns = _Turns(session_chains(arrivals), arrivals, records, clock, client.send, speed)
+                    await run_closed_loop(len(turns.chains), concurrency, turns.send_now, stop=stop)
     return Outcome(records, target.model or "", interrupted=stop.is_set())
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Requests that follow each other, sent in order, each after the answer before it and its pause."""
+
+    chains: Sequence[Sequence[int]]
+    arrivals: Sequence[Arrival]
+    records: Sequence[RequestRecord]
+    clock: MonotonicClock
+    send_one: Callable[[int], Coroutine[object, object, None]]
+    speed: float
+
+    async def send_now(self, number: int) -> None:
+        """Chain ``number`` to its end, due from this moment on."""
+        self.records[self.chains[number][0]].scheduled = self.clock.now()
+        await self.send(number)
+
+    async def send(self, number: int) -> None:
+        """Chain ``number`` to its end; the caller kept the time of its first request."""
+        first, *rest = self.chains[number]
+        await self.send_one(first)
+        for index in rest:
+            pause = (self.arrivals[index].pause or 0.0) / self.speed
+            self.records[index].scheduled = self.clock.now() + pause
+            if pause:
+                await self.clock.sleep_until(self.records[index].scheduled)
+            await self.send_one(index)
 
 
 def raise_file_limit() -> None:

@@ -1,4 +1,6 @@
-"""Open loop: every request starts at its own time, whatever has become of the others."""
+"""When requests start. Open loop: each at its own time, whatever has become of the others. Closed loop: each when one
+of a fixed number of users is free.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,22 @@ async def run_open_loop(
     Once ``stop`` is set nothing more is sent and what is in flight is cancelled. An exception that escapes
     ``send`` is a bug: it ends everything and is raised in an ExceptionGroup.
     """
+    await _until(stop, _send_all(due, clock, send))
+
+
+async def run_closed_loop(
+    count: int, users: int, send: Callable[[int], Coroutine[object, object, None]], *, stop: asyncio.Event
+) -> None:
+    """``users`` users: each takes the next index below ``count``, awaits ``send(index)``, and takes another.
+
+    Never more than ``users`` are awaited at a time. Stop and errors are as with `run_open_loop`.
+    """
+    await _until(stop, _serve_users(count, users, send))
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[object, object, None]) -> None:
     stopping = asyncio.ensure_future(stop.wait())
-    sending = asyncio.ensure_future(_send_all(due, clock, send))
+    sending = asyncio.ensure_future(work)
     try:
         await asyncio.wait([stopping, sending], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -75,3 +91,15 @@ async def _send_all(due: Iterable[float], clock: Clock, send: Callable[[int], Co
             if moment > clock.now() or index % _BURST == 0:
                 await clock.sleep_until(moment)
             group.create_task(send(index))
+
+
+async def _serve_users(count: int, users: int, send: Callable[[int], Coroutine[object, object, None]]) -> None:
+    left = iter(range(count))
+
+    async def user() -> None:
+        for index in left:
+            await send(index)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(users, count)):
+            group.create_task(user())

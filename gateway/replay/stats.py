@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
     from gateway.replay.arrival import Arrival
     from gateway.replay.records import RequestRecord
+    from gateway.replay.slo import Slos, WarmUp
+
+_NUMBERS: Final = re.compile(r"([0-9]{1,18})")
 
 SLICES: Final = 20
 """Parts of the replay, equal in requests, for which the hit share is told one by one."""
@@ -82,29 +86,6 @@ def one_cache_hit_share(rows: Sequence[Arrival]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Slos:
-    """Objectives for one request, seconds; ``itl`` is held against the request's mean gap."""
-
-    ttft: float | None = None
-    itl: float | None = None
-    e2e: float | None = None
-
-    def __bool__(self) -> bool:
-        return any(bound is not None for bound in (self.ttft, self.itl, self.e2e))
-
-    def met(self, record: RequestRecord) -> bool:
-        """Whether the request succeeded within every objective; one token has no gap and meets ``itl``."""
-        return record.ok and all(
-            bound is None or value is None or value <= bound
-            for bound, value in (
-                (self.ttft, record.ttft),
-                (self.itl, record.gaps.mean),
-                (self.e2e, record.latency),
-            )
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Hits:
     """Tokens served from cache, of the requests whose usage told ``cached_tokens``, beside the trace's own
     limit.
@@ -156,8 +137,9 @@ class ErrorClass:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that met every objective of theirs."""
+    """Requests that met every objective of one set."""
 
+    slos: Slos
     met: int
     share: float  # of the requests sent
     per_second: float
@@ -165,19 +147,23 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A replay in figures; shares are 0 to 1, times seconds, rates per second of the replay's own time."""
+    """A replay in figures; shares are 0 to 1, times seconds, rates per second of the replay's own time. What was sent
+    to warm up is in none of them but ``warm_up``.
+    """
 
+    warm_up: int
     planned: int
     sent: int
     succeeded: int
-    duration: float  # start to the last answer
+    duration: float  # start (or end of the warm-up) to the last answer
     ttft: Distribution | None
+    tpot: Distribution | None
     itl: Distribution | None
     e2e: Distribution | None
     lateness: Distribution | None
     hits: Hits
     slices: tuple[Hits, ...]
-    goodput: Goodput | None
+    goodput: tuple[Goodput, ...]  # of each set of objectives
     requests_per_second: float
     input_tokens_per_second: float
     output_tokens_per_second: float
@@ -194,39 +180,52 @@ class Summary:
         return self.sent - self.succeeded
 
 
-def summarize(records: Sequence[RequestRecord], *, slos: Slos | None = None, fleet_size: int | None = None) -> Summary:
+def mark_warm_up(records: Iterable[RequestRecord], warm_up: WarmUp) -> None:
+    """Mark what was sent first, so that `summarize` leaves it out."""
+    if not warm_up:
+        return
+    for place, record in enumerate(in_order(records)):
+        record.warm_up = place < warm_up.requests or (record.sent or 0.0) < warm_up.seconds
+
+
+def in_order(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """Those that were sent, in the order in which they were."""
+    return sorted((record for record in records if record.sent is not None), key=lambda record: record.sent or 0.0)
+
+
+def summarize(records: Sequence[RequestRecord], *, slos: Sequence[Slos] = (), fleet_size: int | None = None) -> Summary:
     """``fleet_size`` adds workers that answered nothing to the mean of max ÷ mean."""
-    sent = [record for record in records if record.sent is not None]
+    every, records = records, [record for record in records if not record.warm_up]
+    sent = in_order(records)
     done = [record for record in sent if record.ok]
-    duration = max((record.finished or 0.0 for record in sent), default=0.0)
+    warm_up = len(every) - len(records)
+    start = sent[0].sent or 0.0 if warm_up and sent else 0.0
+    duration = max((record.finished or 0.0 for record in sent), default=start) - start
     workers = _worker_loads(sent)
     return Summary(
+        warm_up=warm_up,
         planned=len(records),
         sent=len(sent),
         succeeded=len(done),
         duration=duration,
         ttft=distribution(record.ttft for record in done if record.ttft is not None),
+        tpot=distribution(record.tpot for record in done if record.tpot is not None),
         itl=distribution(chain.from_iterable(record.gaps.kept for record in done)),
         e2e=distribution(record.latency for record in done if record.latency is not None),
         lateness=distribution(record.lateness for record in sent if record.lateness is not None),
         hits=hits_of(done),
         slices=tuple(hits_of(part) for part in _slices(sent)),
-        goodput=_goodput(sent, slos, duration) if slos else None,
+        goodput=tuple(_goodput(sent, each, duration) for each in slos if each),
         requests_per_second=_rate(len(done), duration),
         input_tokens_per_second=_rate(sum(record.input_tokens for record in done), duration),
-        output_tokens_per_second=_rate(sum(map(output_tokens, done)), duration),
-        prompt_ratio=_ratio((record.prompt_tokens, record.input_tokens) for record in done),
-        output_ratio=_ratio((output_tokens(record), record.output_tokens) for record in done),
+        output_tokens_per_second=_rate(sum(record.tokens_made for record in done), duration),
+        prompt_ratio=_ratio((record.prompt_tokens, record.input_tokens) for record in done if not record.estimated),
+        output_ratio=_ratio((record.tokens_made, record.output_tokens) for record in done),
         workers=workers,
         max_over_mean_requests=_max_over_mean([load.requests for load in workers if load.worker], fleet_size),
         max_over_mean_input=_max_over_mean([load.input_tokens for load in workers if load.worker], fleet_size),
         errors=_errors(sent),
     )
-
-
-def output_tokens(record: RequestRecord) -> int:
-    """As the server counted them, else the events that carried text."""
-    return record.token_events if record.completion_tokens is None else record.completion_tokens
 
 
 def hits_of(records: Iterable[RequestRecord]) -> Hits:
@@ -266,7 +265,7 @@ def _worker_loads(records: Sequence[RequestRecord]) -> tuple[WorkerLoad, ...]:
         if record.status is not None:  # without an answer it is not known who had it
             by_worker[record.worker].append(record)
     return tuple(
-        _worker_load(worker, by_worker[worker]) for worker in sorted(by_worker, key=lambda name: _natural(name or ""))
+        _worker_load(worker, by_worker[worker]) for worker in sorted(by_worker, key=lambda name: natural(name or ""))
     )
 
 
@@ -278,16 +277,15 @@ def _worker_load(worker: str | None, records: Sequence[RequestRecord]) -> Worker
         requests=len(records),
         failed=len(records) - len(done),
         input_tokens=sum(record.input_tokens for record in records),
-        output_tokens=sum(map(output_tokens, records)),
+        output_tokens=sum(record.tokens_made for record in records),
         hits=hits_of(done),
         ttft_p50=ttft.p50 if ttft else None,
     )
 
 
-def _natural(name: str) -> tuple[object, ...]:
-    """Sort key by which worker-2 comes before worker-10."""
-    digits = name[len(name.rstrip("0123456789")) :]
-    return (name.removesuffix(digits), int(digits or -1), name)
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort key by which worker-2 comes before worker-10, wherever the numbers stand."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBERS.split(name))
 
 
 def _max_over_mean(loads: Sequence[int], fleet_size: int | None) -> float | None:
@@ -297,7 +295,7 @@ def _max_over_mean(loads: Sequence[int], fleet_size: int | None) -> float | None
 
 def _goodput(records: Sequence[RequestRecord], slos: Slos, duration: float) -> Goodput:
     met = sum(map(slos.met, records))
-    return Goodput(met=met, share=met / len(records) if records else 0.0, per_second=_rate(met, duration))
+    return Goodput(slos=slos, met=met, share=met / len(records) if records else 0.0, per_second=_rate(met, duration))
 
 
 def _errors(records: Iterable[RequestRecord]) -> tuple[ErrorClass, ...]:

@@ -6,40 +6,62 @@ What is left out is what happens on the wire; what is in is every decision.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import random
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Final
 
-from backends.fleet_state import FleetState
-from backends.fleet_worker import Reservation, Worker
-from backends.simulated.engine import EngineConfig, SimulatedEngine
-from backends.simulated.sequence import request_from_ids
-from backends.simulated.told_events import told
-from cache.block_hash import ChainKey, extend_chain, root_hash
-from cache.prefix_index import PrefixIndex
+from backends.simulated.engine import EngineConfig
 from gateway.replay.arrival import Arrival
+from gateway.replay.plan import plan, session_chains, timed_chains
+from gateway.replay.records import RequestRecord
 from gateway.replay.stats import percentile
-from policies.prefill_queue import FleetRate, PrefillQueue
-from policies.routing import Prompt, RoutingPolicy
-from policies.types import TokenIds, WorkerId
+from gateway.replay.virtual_engines import Engines
+from policies.routing import RoutingPolicy
 
-_MODEL: Final = "virtual"
-_PREDICTION_TTL: Final = 5.0
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker dies ``at`` so many seconds, with its cache. What had no token yet goes to another one, as the gateway
+    would have it; what had, fails.
+    """
+
+    at: float
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """One more worker, empty, from ``at`` on; it has the next number."""
+
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualResult:
     """What came of a replay; times in seconds of the trace, tokens summed over all requests."""
 
-    ttft: tuple[float, ...]
-    """By request, in the order of arrival."""
-    input_tokens: int
-    cached_tokens: int
+    records: tuple[RequestRecord, ...]
+    """By request, in the order of arrival, as a replay over the wire would book them."""
     load: tuple[int, ...]
     """Prompt tokens each worker had to compute."""
+
+    @property
+    def ttft(self) -> tuple[float, ...]:
+        """Of the requests that had a first token, in the order of arrival."""
+        return tuple(record.ttft for record in self.records if record.ttft is not None)
+
+    @property
+    def input_tokens(self) -> int:
+        """Of all requests."""
+        return sum(record.input_tokens for record in self.records)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of those, from a cache."""
+        return sum(record.cached_tokens or 0 for record in self.records)
 
     @property
     def mean_ttft(self) -> float:
@@ -69,99 +91,111 @@ def replay_virtually(
     engine: EngineConfig,
     speed: float = 1.0,
     seed: int = 0,
+    max_output: int | None = None,
+    concurrency: int | None = None,
+    changes: Sequence[Lost | Added] = (),
 ) -> VirtualResult:
-    """Send each arrival at its time ÷ `speed` to the worker that `policy` chooses among `workers` engines."""
-    fleet = _VirtualFleet(policy, workers, engine, random.Random(seed))  # noqa: S311 - it breaks ties
-    for number, arrival in enumerate(arrivals):
-        fleet.arrive(number, arrival, arrival.at / speed)
-    fleet.run_out()
+    """Send each arrival at its time ÷ `speed` to the worker that `policy` chooses among `workers` engines; one with a
+    pause follows the answer before it in its session. With `concurrency` so many users send instead, each its next
+    request after the answer.
+
+    Raises ValueError for a fleet that cannot be: no workers or users, a worker lost that is not there, or the last.
+    """
+    _check(workers, concurrency, changes)
+    records = plan(arrivals, speed=speed, max_output=max_output)
+    added = sum(isinstance(change, Added) for change in changes)
+    fleet = Engines(policy, workers, added, engine, random.Random(seed))  # noqa: S311 - it breaks ties
+    loop = _Loop(fleet, arrivals, records)
+    loop.plan(speed, concurrency, changes)
+    loop.run()
     return VirtualResult(
-        ttft=tuple(fleet.ttft[number] for number in range(len(arrivals))),
-        input_tokens=sum(arrival.input_tokens for arrival in arrivals),
-        cached_tokens=sum(fleet.cached),
+        records=tuple(records),
         load=tuple(total - cached for total, cached in zip(fleet.sent, fleet.cached, strict=True)),
     )
 
 
-class _VirtualFleet:
-    def __init__(self, policy: RoutingPolicy, workers: int, config: EngineConfig, rng: random.Random) -> None:
-        rate = FleetRate()
-        self._policy = policy
-        self._rng = rng
-        self._block_size = config.block_size
-        self._engines = [SimulatedEngine(config) for _ in range(workers)]
-        self._fleet = FleetState(
-            [
-                Worker(
-                    WorkerId(str(i)),
-                    "virtual",
-                    1,
-                    block_size=config.block_size,
-                    configured_models=(_MODEL,),
-                    prefill=PrefillQueue(rate),
-                )
-                for i in range(workers)
-            ],
-            cooldown=1.0,
-            cooldown_max=1.0,
-        )
-        self._index = PrefixIndex(max_blocks=2 * workers * config.blocks)
-        for worker in self._fleet.workers:
-            self._index.add_worker(worker.id, model=_MODEL, block_size=config.block_size)
-        self._root = root_hash(ChainKey(_MODEL, config.block_size))
-        self._reservations: dict[str, tuple[int, float, Reservation]] = {}
-        self.ttft: dict[int, float] = {}
-        self.sent = [0] * workers
-        self.cached = [0] * workers
-
-    def arrive(self, number: int, arrival: Arrival, now: float) -> None:
-        self._advance(now)
-        ids = prompt_ids(arrival)
-        hashes = extend_chain(self._root, ids, self._block_size)
-        most = arrival.input_tokens - 1
-        cached = {worker: min(n * self._block_size, most) for worker, n in self._index.match(hashes).items()}
-        workers = self._fleet.workers
-        decision = self._policy.choose(
-            Prompt(arrival.input_tokens, cached), [worker.view(now) for worker in workers], self._rng.random()
-        )
-        worker = workers[decision.chosen]
-        lacking = arrival.input_tokens - decision.cached_tokens
-        reservation = self._fleet.reserve(worker, lacking, now, streams=True)
-        ttl = _PREDICTION_TTL + worker.prefill.seconds(now)
-        self._index.predict(worker.id, hashes, start=0, now=now, ttl=ttl)
-        request = request_from_ids(
-            str(number), ids, max(arrival.output_tokens, 1), block_size=self._block_size, model=_MODEL
-        )
-        self._reservations[request.id] = (decision.chosen, now, reservation)
-        self._engines[decision.chosen].submit(request, now)
-        self.sent[decision.chosen] += arrival.input_tokens
-
-    def run_out(self) -> None:
-        while (due := [at for engine in self._engines if (at := engine.next_event_at()) is not None]) != []:
-            self._advance(min(due))
-
-    def _advance(self, now: float) -> None:
-        for i, engine in enumerate(self._engines):
-            for output in engine.advance(now):
-                worker, sent_at, reservation = self._reservations[output.id]
-                if output.first:
-                    self.ttft[int(output.id)] = output.times[0] - sent_at
-                    self.cached[worker] += output.cached_tokens
-                    self._fleet.first_byte(reservation, output.times[0])
-                if output.finished:
-                    self._fleet.release(reservation, output.times[-1])
-                    del self._reservations[output.id]
-            for batch in engine.take_kv_events():
-                for change in batch.events:
-                    if (event := told(change, block_size=self._block_size)) is not None:
-                        self._index.apply(WorkerId(str(i)), event)
-        self._index.expire(now)
+def _check(workers: int, concurrency: int | None, changes: Sequence[Lost | Added]) -> None:
+    if workers < 1 or (concurrency is not None and concurrency < 1):
+        raise ValueError(f"expected at least one worker and one user, got {workers} and {concurrency}")
+    alive, known = set(range(workers)), workers
+    for change in sorted(changes, key=lambda change: change.at):
+        if isinstance(change, Added):
+            alive.add(known)
+            known += 1
+        elif change.worker not in alive or len(alive) == 1:
+            raise ValueError(f"worker {change.worker} cannot be lost at {change.at:g} s: it is the last, or not there")
+        else:
+            alive.remove(change.worker)
 
 
-def prompt_ids(arrival: Arrival) -> TokenIds:
-    """Token ids of an arrival's prompt: the same block id gives the same tokens, another id other ones."""
-    size = arrival.block_tokens
-    blocks = [
-        struct.pack("<II", block, 0) + struct.pack(f"<{size - 2}I", *range(size - 2)) for block in arrival.block_ids
-    ]
-    return TokenIds(b"".join(blocks)[: 4 * arrival.input_tokens])
+class _Loop:
+    """What happens next: a request that is due, a change of the fleet, or an engine's next output."""
+
+    def __init__(self, fleet: Engines, arrivals: Sequence[Arrival], records: Sequence[RequestRecord]) -> None:
+        self._fleet = fleet
+        self._arrivals = arrivals
+        self._records = records
+        self._changes: list[Lost | Added] = []
+        self._next: dict[int, int] = {}
+        self._waiting: list[int] = []  # heads of chains that no user has taken yet, the next one last
+        self._due: list[tuple[float, int]] = []
+        self._speed = 1.0
+
+    def plan(self, speed: float, concurrency: int | None, changes: Sequence[Lost | Added]) -> None:
+        """Who is due when, and who follows whom."""
+        self._speed = speed
+        self._changes = sorted(changes, key=lambda change: change.at)
+        chains = timed_chains(self._arrivals) if concurrency is None else session_chains(self._arrivals)
+        self._next = {before: after for chain in chains for before, after in itertools.pairwise(chain)}
+        heads = [chain[0] for chain in chains]
+        if concurrency is None:
+            self._due = [(self._records[index].scheduled, index) for index in heads]
+        else:
+            self._due = [(0.0, index) for index in heads[:concurrency]]
+            self._waiting = heads[concurrency:][::-1]
+        heapq.heapify(self._due)
+
+    def run(self) -> None:
+        """Until nothing is left to happen."""
+        steps = bool(self._next or self._waiting)  # an answer can bring forth a request
+        while True:
+            moments = [self._due[0][0]] if self._due else []
+            if self._changes:
+                moments.append(self._changes[0].at)
+            if (steps or not moments) and (output_at := self._fleet.next_output_at()) is not None:
+                moments.append(output_at)
+            if not moments:
+                return
+            self._live_until(min(moments))
+
+    def _live_until(self, now: float) -> None:
+        for index in self._fleet.advance(now, self._records):
+            self._answered(index, now)
+        while self._changes and self._changes[0].at <= now:
+            self._change(self._changes.pop(0), now)
+        while self._due and self._due[0][0] <= now:
+            due, index = heapq.heappop(self._due)
+            self._records[index].scheduled = due
+            self._records[index].sent = due
+            self._fleet.send(self._arrivals[index], self._records[index], now)
+
+    def _answered(self, index: int, now: float) -> None:
+        ended = self._records[index].finished or now
+        if (after := self._next.get(index)) is not None:
+            heapq.heappush(self._due, (max(now, ended + (self._arrivals[after].pause or 0.0) / self._speed), after))
+        elif self._waiting:
+            heapq.heappush(self._due, (max(now, ended), self._waiting.pop()))
+
+    def _change(self, change: Lost | Added, now: float) -> None:
+        if isinstance(change, Added):
+            self._fleet.add()
+            return
+        for index in self._fleet.lose(change.worker):
+            record = self._records[index]
+            if record.first_token is None:
+                self._fleet.sent[change.worker] -= record.input_tokens
+                self._fleet.send(self._arrivals[index], record, now)
+                continue
+            record.error, record.error_detail = "reset_mid_stream", "its worker was lost"
+            record.finished = now
+            self._answered(index, now)

@@ -1,0 +1,153 @@
+"""Simulated engines behind the gateway's own index, fleet state and routing policy, in virtual time."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from backends.fleet_state import FleetState, Reservation, Worker
+from backends.simulated.engine import EngineConfig, SimulatedEngine
+from backends.simulated.sequence import TokenOut, request_from_ids
+from backends.simulated.told_events import told
+from cache.block_hash import ChainKey, extend_chain, root_hash
+from cache.prefix_index import PrefixIndex
+from gateway.replay.arrival import Arrival
+from gateway.replay.records import RequestRecord
+from policies.prefill_queue import FleetRate, PrefillQueue
+from policies.routing import Prompt, RoutingPolicy
+from policies.types import TokenIds, WorkerId
+
+_MODEL: Final = "virtual"
+_PREDICTION_TTL: Final = 5.0
+
+
+class Engines:
+    """The fleet: engines, and what the gateway knows of them. Each method lives at the `now` it is given."""
+
+    def __init__(
+        self, policy: RoutingPolicy, workers: int, added: int, config: EngineConfig, rng: random.Random
+    ) -> None:
+        rate = FleetRate()
+        self._policy = policy
+        self._rng = rng
+        self._config = config
+        self._block_size = config.block_size
+        self._fleet = FleetState(
+            [
+                Worker(
+                    WorkerId(str(i)),
+                    "virtual",
+                    1,
+                    config.block_size,
+                    configured_models=(_MODEL,),
+                    prefill=PrefillQueue(rate),
+                )
+                for i in range(workers + added)
+            ],
+            cooldown=1.0,
+            cooldown_max=1.0,
+        )
+        self._index = PrefixIndex(max_blocks=2 * (workers + added) * config.blocks)
+        self._root = root_hash(ChainKey(_MODEL, config.block_size))
+        self._engines: dict[int, SimulatedEngine] = {}
+        self._reservations: dict[str, tuple[int, float, Reservation]] = {}
+        self.sent: list[int] = []
+        self.cached: list[int] = []
+        for _ in range(workers):
+            self.add()
+
+    def add(self) -> None:
+        """One more worker, empty."""
+        number = len(self.sent)
+        self._engines[number] = SimulatedEngine(self._config)
+        self._index.add_worker(self._fleet.workers[number].id, model=_MODEL, block_size=self._block_size)
+        self.sent.append(0)
+        self.cached.append(0)
+
+    def lose(self, number: int) -> list[int]:
+        """Take a worker away; returns the requests that it had."""
+        del self._engines[number]
+        self._index.remove_worker(WorkerId(str(number)))
+        orphans = [name for name, (worker, _, _) in self._reservations.items() if worker == number]
+        for name in orphans:
+            _, sent_at, reservation = self._reservations.pop(name)
+            self._fleet.release(reservation, sent_at)
+        return [int(name) for name in orphans]
+
+    def next_output_at(self) -> float | None:
+        """When the next engine has something to tell, if any has work."""
+        return min(
+            (at for engine in self._engines.values() if (at := engine.next_event_at()) is not None), default=None
+        )
+
+    def send(self, arrival: Arrival, record: RequestRecord, now: float) -> None:
+        """Choose a worker and submit the request to it, in one step."""
+        ids = prompt_ids(arrival)
+        hashes = extend_chain(self._root, ids, self._block_size)
+        most = arrival.input_tokens - 1
+        cached = {worker: min(n * self._block_size, most) for worker, n in self._index.match(hashes).items()}
+        numbers = list(self._engines)
+        workers = [self._fleet.workers[number] for number in numbers]
+        decision = self._policy.choose(
+            Prompt(arrival.input_tokens, cached), [worker.view(now) for worker in workers], self._rng.random()
+        )
+        number, worker = numbers[decision.chosen], workers[decision.chosen]
+        lacking = arrival.input_tokens - decision.cached_tokens
+        reservation = self._fleet.reserve(worker, lacking, now, streams=True)
+        ttl = _PREDICTION_TTL + worker.prefill.seconds(now)
+        self._index.predict(worker.id, hashes, start=0, now=now, ttl=ttl)
+        request = request_from_ids(
+            str(record.index), ids, record.output_tokens, block_size=self._block_size, model=_MODEL
+        )
+        self._reservations[request.id] = (number, now, reservation)
+        self._engines[number].submit(request, now)
+        self.sent[number] += arrival.input_tokens
+        record.worker = str(number)
+        record.status = 200
+
+    def advance(self, now: float, records: Sequence[RequestRecord]) -> list[int]:
+        """Live until `now`, book what came out, and tell which requests ended."""
+        ended = []
+        for number, engine in self._engines.items():
+            for output in engine.advance(now):
+                index = int(output.id)
+                _book(records[index], output)
+                worker, _, reservation = self._reservations[output.id]
+                if output.first:
+                    self.cached[worker] += output.cached_tokens
+                    self._fleet.first_byte(reservation, output.times[0])
+                if output.finished:
+                    self._fleet.release(reservation, output.times[-1])
+                    del self._reservations[output.id]
+                    ended.append(index)
+            for batch in engine.take_kv_events():
+                for change in batch.events:
+                    if (event := told(change, block_size=self._block_size)) is not None:
+                        self._index.apply(WorkerId(str(number)), event)
+        self._index.expire(now)
+        return ended
+
+
+def _book(record: RequestRecord, output: TokenOut) -> None:
+    for at in output.times:
+        record.token(at)
+    if output.first:
+        record.prompt_tokens, record.cached_tokens = record.input_tokens, output.cached_tokens
+    if output.finished:
+        record.completion_tokens = record.token_events
+        record.finished = output.times[-1]
+
+
+def prompt_ids(arrival: Arrival) -> TokenIds:
+    """Token ids of an arrival's prompt: the same block id gives the same tokens, another id other ones."""
+    rest = _rest_of_block(arrival.block_tokens)
+    blocks = [struct.pack("<Q", block & (2**64 - 1)) + rest for block in arrival.block_ids]
+    return TokenIds(b"".join(blocks)[: 4 * arrival.input_tokens])
+
+
+@lru_cache(maxsize=16)
+def _rest_of_block(size: int) -> bytes:
+    return struct.pack(f"<{size - 2}I", *range(size - 2))
