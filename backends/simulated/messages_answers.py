@@ -58,8 +58,8 @@ class MessagesRendering:
         """The block's and the message's end."""
         (choice,) = self.answers.choices
         delta = {"type": "message_delta", "delta": _ending(choice), "usage": self.usage()}
-        events = ({"type": "content_block_stop", "index": 0}, delta, {"type": "message_stop"})
-        return b"".join(map(named_event, events))
+        stop = named_event({"type": "content_block_stop", "index": 0})
+        return stop + named_event(delta) + named_event({"type": "message_stop"})
 
     def failure(self, message: str) -> bytes:
         """An error event, after which nothing comes."""

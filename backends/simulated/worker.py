@@ -177,7 +177,7 @@ class SimulatedWorker:
         if self.publisher is not None:
             await self.publisher.close()
 
-    def _handlers(self) -> list[RequestHandler[web.Request]]:
+    def _handlers(self) -> list[RequestHandler]:
         server = self._runner.server
         return [] if server is None else list(server.connections)
 
