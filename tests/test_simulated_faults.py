@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -55,7 +55,7 @@ class Seen:
     def body(self) -> bytes:
         """The body, without the framing of chunks; as far as it came."""
         body = self.raw.partition(b"\r\n\r\n")[2]
-        if self.fields.get("transfer-encoding") != "chunked":
+        if body and self.fields.get("transfer-encoding") != "chunked":
             return body
         plain = b""
         while body:
@@ -65,17 +65,27 @@ class Seen:
         return plain
 
 
-async def ask(worker: SimulatedWorker, dialect: Dialect, fault: str = "", *, streamed: bool, wait: float = 10) -> Seen:
-    """One request on a connection of its own. Silence is what lasts for `wait` seconds."""
+async def ask(
+    worker: SimulatedWorker,
+    dialect: Dialect,
+    fault: str = "",
+    *,
+    streamed: bool,
+    enough: Callable[[Seen], bool] = lambda _: False,
+) -> Seen:
+    """One request on a connection of its own. Silence is when nothing comes for a while once there is `enough`."""
     body = json.dumps({**dialect.body, "stream": streamed}).encode()
     head = f"POST {dialect.path} HTTP/1.1\r\nHost: w\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
     raw, ending = b"", "eof"
     try:
         writer.write(head.encode() + (f"x-simulate-fault: {fault}\r\n" if fault else "").encode() + b"\r\n" + body)
-        async with asyncio.timeout(wait):
-            while data := await reader.read(1 << 16):
-                raw += data
+        while True:
+            async with asyncio.timeout(0.1 if enough(Seen("", raw)) else 10):
+                data = await reader.read(1 << 16)
+            if not data:
+                break
+            raw += data
     except ConnectionResetError:
         ending = "reset"
     except TimeoutError:
@@ -103,7 +113,7 @@ async def test_nothing_fails_unasked(worker: SimulatedWorker, dialect: Dialect, 
 async def test_before_the_first_byte(
     worker: SimulatedWorker, dialect: Dialect, fault: str, ending: str, *, streamed: bool
 ) -> None:
-    seen = await ask(worker, dialect, fault, streamed=streamed, wait=0.3 if fault == "stall" else 10)
+    seen = await ask(worker, dialect, fault, streamed=streamed, enough=lambda _: fault == "stall")
     assert (seen.ending, seen.raw) == (ending, b"")
     assert worker.engine.idle
 
@@ -137,7 +147,7 @@ async def test_in_the_middle_of_a_stream(
     worker: SimulatedWorker, dialect: Dialect, fault: str, ending: str, *, complete: bool
 ) -> None:
     whole = await ask(worker, dialect, streamed=True)
-    seen = await ask(worker, dialect, fault, streamed=True, wait=0.5 if fault == "stall-mid=3" else 10)
+    seen = await ask(worker, dialect, fault, streamed=True, enough=lambda seen: seen.body.count(b"\n\n") == 3)
     assert (seen.ending, seen.status, seen.complete) == (ending, 200, complete)
     events = whole.body.removesuffix(b"\n\n").split(b"\n\n")
     got = seen.body.removesuffix(b"\n\n").split(b"\n\n")
@@ -176,7 +186,7 @@ def got_failures(dialect: Dialect) -> int:
 async def test_in_the_middle_of_a_body(
     worker: SimulatedWorker, dialect: Dialect, fault: str, ending: str, *, complete: bool, valid: bool
 ) -> None:
-    seen = await ask(worker, dialect, fault, streamed=False, wait=0.5 if fault == "stall-mid" else 10)
+    seen = await ask(worker, dialect, fault, streamed=False, enough=lambda seen: len(seen.body) > 0)
     assert (seen.ending, seen.status, seen.complete) == (ending, 200, complete)
     assert seen.body
     if valid:

@@ -169,7 +169,9 @@ def _results(block: _Block) -> list[dict[str, Any]]:
     content = block.get("content")
     items = [item for item in content if isinstance(item, dict)] if isinstance(content, list) else []
     text = content if isinstance(content, str) else "\n".join(_text(i) for i in items if i.get("type") == "text")
-    messages: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": str(block.get("tool_use_id") or ""), "content": text}]
+    messages: list[dict[str, Any]] = [
+        {"role": "tool", "tool_call_id": str(block.get("tool_use_id") or ""), "content": text}
+    ]
     if images := [_image(item) for item in items if item.get("type") == "image"]:
         messages.append({"role": "user", "content": images})
     return messages
