@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -181,7 +181,7 @@ async def test_a_port_that_was_taken_meanwhile_leaves_the_worker_dead() -> None:
 
 
 def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def killed_and_restarted(fleet: SimulatedFleet) -> None:

@@ -92,7 +92,8 @@ async def test_the_client_s_stream_gives_the_final_message(client: anthropic.Asy
 async def test_why_it_stopped(client: anthropic.AsyncAnthropic, *, streamed: bool) -> None:
     async def ask(**fields: Any) -> anthropic.types.Message:
         if not streamed:
-            return await client.messages.create(**{**ASKED, **fields})
+            answer: anthropic.types.Message = await client.messages.create(**{**ASKED, **fields})
+            return answer
         async with client.messages.stream(**{**ASKED, **fields}) as stream:
             return await stream.get_final_message()
 

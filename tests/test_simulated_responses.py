@@ -107,7 +107,8 @@ async def test_a_response_that_was_cut_says_so(worker: SimulatedWorker, client: 
 
 
 async def test_items_are_the_chat_that_they_mean(worker: SimulatedWorker, client: openai.AsyncOpenAI) -> None:
-    call = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    call: Any = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    called: Any = {"type": "function_call", "call_id": "c1", **call}
     answer = await client.responses.create(
         model="simulated",
         instructions="Be brief.",
@@ -120,7 +121,7 @@ async def test_items_are_the_chat_that_they_mean(worker: SimulatedWorker, client
                 "status": "completed",
                 "content": [{"type": "output_text", "text": "Let me look.", "annotations": []}],
             },
-            {"type": "function_call", "call_id": "c1", **call},
+            called,
             {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
             {"role": "user", "content": "And tomorrow?"},
         ],
