@@ -27,16 +27,6 @@ async def one_worker(**fields: Any) -> AsyncIterator[SimulatedWorker]:
         yield fleet.workers[0]
 
 
-async def token_count(worker: SimulatedWorker, chat: dict[str, Any]) -> int:
-    """Prompt tokens of a chat, by the worker."""
-    async with (
-        aiohttp.ClientSession(base_url=worker.url) as http,
-        http.post("/tokenize", json={"model": "simulated", **chat}) as response,
-    ):
-        assert response.status == 200, await response.text()
-        return int((await response.json())["count"])
-
-
 async def tokens_of(worker: SimulatedWorker, chat: dict[str, Any]) -> list[int]:
     """Prompt token ids of a chat, by the worker."""
     async with (
@@ -45,6 +35,11 @@ async def tokens_of(worker: SimulatedWorker, chat: dict[str, Any]) -> list[int]:
     ):
         assert response.status == 200, await response.text()
         return list((await response.json())["tokens"])
+
+
+async def token_count(worker: SimulatedWorker, chat: dict[str, Any]) -> int:
+    """How many they are."""
+    return len(await tokens_of(worker, chat))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import aiohttp
 import openai
 import pytest
 
+from backends.simulated.api_errors import ApiError
 from backends.simulated.fleet import SimulatedWorker
 from backends.simulated.responses_requests import input_messages
 from backends.simulated.responses_store import ResponseStore, StoredResponse
@@ -201,6 +202,15 @@ async def test_what_is_not_here_is_a_404(client: openai.AsyncOpenAI) -> None:
             await client.responses.cancel(unknown)
 
 
+async def test_a_failure_goes_on_with_the_numbers(worker: SimulatedWorker) -> None:
+    worker.arm("error-event=7")
+    events = await sse(worker, {"input": STORY})
+    assert [name for name, _ in events[-3:]] == ["response.output_text.delta", "error", "response.failed"]
+    assert [data["sequence_number"] for _, data in events] == list(range(9))
+    assert events[-1][1]["response"]["status"] == "failed"
+    assert events[-1][1]["response"]["error"] == {"code": "server_error", "message": "a simulated fault"}
+
+
 async def test_a_deleted_response_is_gone(client: openai.AsyncOpenAI) -> None:
     kept = await client.responses.create(model="simulated", input="a")
     await client.responses.delete(kept.id)
@@ -251,5 +261,7 @@ def test_the_store_forgets_the_oldest() -> None:
     for name in "abc":
         store.keep(StoredResponse({"id": name, "output": []}, input_messages(name)))
     assert len(store) == 2
-    assert store.find("a") is None
+    with pytest.raises(ApiError) as refused:
+        store.get("a")
+    assert refused.value.status == 404
     assert store.get("c").history() == [{"role": "user", "content": "c"}]

@@ -108,8 +108,8 @@ class Rendering(Protocol):
         """Events after the last token; the very last one is the dialect's sign that nothing is missing."""
         ...
 
-    def failure(self, message: str) -> bytes:
-        """Events of an error in the middle of a stream, up to where the stream ends."""
+    def failure(self, message: str, *, after: int) -> bytes:
+        """Events of an error in the middle of a stream, `after` so many others, up to where the stream ends."""
         ...
 
 

@@ -107,7 +107,7 @@ class FaultInjector:
         if fault.kind is FaultKind.MALFORMED_SSE:
             await response.write(b"data: " + _BROKEN_JSON + b"\n\n")
         if fault.kind is FaultKind.ERROR_EVENT:
-            await response.write(rendering.failure(_MESSAGE))
+            await response.write(rendering.failure(_MESSAGE, after=fault.place(len(events))))
         await response.write_eof()
         return response
 

@@ -61,7 +61,7 @@ class MessagesRendering:
         stop = named_event({"type": "content_block_stop", "index": 0})
         return stop + named_event(delta) + named_event({"type": "message_stop"})
 
-    def failure(self, message: str) -> bytes:
+    def failure(self, message: str, *, after: int) -> bytes:  # noqa: ARG002 - these events have no numbers
         """An error event, after which nothing comes."""
         return named_event({"type": "error", "error": {"type": anthropic_kind(500), "message": message}})
 

@@ -39,7 +39,7 @@ class CompletionRendering:
             return DONE
         return data_event({**self._chunk_head(), "choices": [], "usage": usage_of(self.answers)}) + DONE
 
-    def failure(self, message: str) -> bytes:
+    def failure(self, message: str, *, after: int) -> bytes:  # noqa: ARG002 - these events have no numbers
         """An error chunk and `[DONE]`, as vLLM sends them."""
         error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
         return data_event({"error": error}) + DONE

@@ -104,8 +104,9 @@ class ResponsesRendering:
         item = self.event("response.output_item.done", {"output_index": 0, "item": response["output"][0]})
         return inner + item + self.event(f"response.{response['status']}", {"response": response})
 
-    def failure(self, message: str) -> bytes:
+    def failure(self, message: str, *, after: int) -> bytes:
         """An error event, then the response as failed."""
+        self._sequence = after
         error = {"code": "server_error", "message": message}
         failed = self.unfinished("failed") | {"error": error}
         return self.event("error", error | {"param": None}) + self.event("response.failed", {"response": failed})

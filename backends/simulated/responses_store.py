@@ -47,10 +47,6 @@ class ResponseStore:
             raise ApiError(404, message, kind="invalid_request_error", param=param)
         return found
 
-    def find(self, response_id: str) -> StoredResponse | None:
-        """The response of this id, if it is here still."""
-        return self._kept.get(response_id)
-
     def forget(self, response_id: str) -> None:
         """Delete one. Raises ApiError 404."""
         self.get(response_id)
