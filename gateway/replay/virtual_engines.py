@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from backends.fleet_state import FleetState, Reservation, Worker
+from backends.fleet_state import FleetState
+from backends.fleet_worker import Reservation, Worker
 from backends.simulated.engine import EngineConfig, SimulatedEngine
 from backends.simulated.sequence import TokenOut, request_from_ids
 from backends.simulated.told_events import told
@@ -41,7 +42,7 @@ class Engines:
                     WorkerId(str(i)),
                     "virtual",
                     1,
-                    config.block_size,
+                    block_size=config.block_size,
                     configured_models=(_MODEL,),
                     prefill=PrefillQueue(rate),
                 )
