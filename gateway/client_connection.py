@@ -32,7 +32,8 @@ _DRAIN_BYTES: Final = 64 << 20
 _without_empty_lines: Final = re.compile(rb"\A(?:\r\n)+").sub
 _NOTHING: Final = (b"", b"\r")
 _RESET: Final = struct.pack("ii", 1, 0)
-_TLS_RECORD: Final = b"\x16"  # a handshake begins so; no method does
+_TLS_RECORD: Final = b"\x16"
+_NO_METHOD: Final = (b"\n", _TLS_RECORD)
 _HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -233,11 +234,11 @@ class ClientConnection(asyncio.Protocol):
         whole = end >= 4
         if (end if whole else len(data)) > limits.head_bytes:
             raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
-        if data[:1] == b"\n" or not (whole or _ends_lines_well(data)):
-            raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
-        if not whole:
+        if data[:1] in _NO_METHOD or not (whole or _ends_lines_well(data)):
             if data[:1] == _TLS_RECORD:
                 raise HttpError(400, "this port speaks plain HTTP, not TLS")
+            raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
+        if not whole:
             self._buffer = data
             return None
         return data[:end], data[end:]
