@@ -6,7 +6,7 @@ import os
 import sys
 
 _DEFAULT = "dataplane"
-_NAMES = ("dataplane", "stages", "tokens", "index", "routing", "simulated", "churn")
+_NAMES = ("dataplane", "stages", "tokens", "index", "routing", "simulated", "churn", "slow_clients")
 
 if __name__ == "__main__":
     named = sys.argv[1:2] and sys.argv[1] in _NAMES
