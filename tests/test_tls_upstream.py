@@ -63,7 +63,7 @@ async def test_requests_reach_a_worker_over_tls() -> None:
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        ("authority", "unable to get local issuer certificate"),
+        ("authority", "self-signed certificate in certificate chain"),
         ("expired", "certificate has expired"),
         ("name", "IP address mismatch"),
         ("server_name", "Hostname mismatch"),
@@ -127,9 +127,12 @@ async def test_a_worker_that_asks_for_a_certificate(version: ssl.TLSVersion) -> 
 
 
 async def test_tls_to_a_worker_without_and_none_to_one_with_it() -> None:
-    async with RawWorker().running() as plain:
+    async with RawWorker().running() as worker, inside(plane([worker.url])) as plain:
         async with inside(plane([plain.url.replace("http", "https")])) as gateway:
-            assert (await ask(gateway)).status == 502
+            response = await ask(gateway)
+            assert response.status == 502
+            assert "connection refused" in str(response.error["message"])
+        assert worker.requests == []
     async with tls_worker().running() as encrypted:
         async with inside(plane([encrypted.url.replace("https", "http")])) as gateway:
             assert (await ask(gateway)).status == 502

@@ -27,7 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.processes import Server, free_port, gateway, on_core, server
-from tests.bench.workload import MODEL, chat_body, request_of
+from tests.bench.stages import request_of
+from tests.bench.workload import MODEL, chat_body
 
 HONEST = 16
 PERIOD = 0.08
