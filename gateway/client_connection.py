@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _HEADS: Final = request_heads()
 _NEVER: Final = float("inf")
+_UNSENT_BYTES: Final = 128 << 10
 _DRAIN_SECONDS: Final = 2.0
 _DRAIN_BYTES: Final = 64 << 20
 _without_empty_lines: Final = re.compile(rb"\A(?:\r\n)+").sub
@@ -96,6 +97,8 @@ class ClientConnection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Else the kernel takes megabytes of an answer for each client that does not read it.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.peer = str(peer[0])

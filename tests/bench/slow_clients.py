@@ -33,8 +33,12 @@ from tests.bench.workload import MODEL, chat_body
 HONEST = 16
 PERIOD = 0.08
 """Seconds between two requests of one honest client: all together 200 a second."""
-LONG_EVENTS = 20_000
-"""About 4 MB of answer: more than all buffers on the way hold."""
+LONG_EVENTS = 4_000
+"""Nearly 1 MB of answer: more than the gateway takes for one client."""
+LONG_MODEL = "long"
+"""What slow readers ask for; a worker of its own serves it, since its bursts are not what is measured."""
+SETTLING = 6.0
+"""Seconds in which slow clients come, before the honest ones are watched."""
 STEP = 1.0
 """Seconds between two bytes of a slow client."""
 
@@ -140,11 +144,12 @@ async def one_round(server: Server, seconds: float, n_slow: int) -> Round:
     result = Round()
     body = chat_body("All is well. " * 20)
     plain = request_of(body)
-    long = plain.replace(b"\r\n\r\n", b"\r\nx-events: %d\r\n\r\n" % LONG_EVENTS, 1)
+    long = request_of(body.replace(MODEL.encode(), LONG_MODEL.encode(), 1))
+    long = long.replace(b"\r\n\r\n", b"\r\nx-events: %d\r\n\r\n" % LONG_EVENTS, 1)
     slow = [SlowClient(server.port, long if n % 2 else plain, reads=bool(n % 2)) for n in range(n_slow)]
     dawdling = asyncio.ensure_future(dawdle(slow))
     try:
-        await asyncio.sleep(3 * STEP if slow else 0.2)
+        await asyncio.sleep(SETTLING if slow else 0.2)
         until = asyncio.get_running_loop().time() + seconds
         await asyncio.gather(*(honest(server.port, n, until, result.latencies) for n in range(HONEST)))
         result.slow = sum(client.is_open for client in slow)
@@ -158,11 +163,12 @@ async def one_round(server: Server, seconds: float, n_slow: int) -> Round:
     return result
 
 
-def config(port: int, worker: int) -> str:
+def config(port: int, worker: int, long_worker: int) -> str:
     """Limits are the defaults."""
     return (
         f"listen: {{host: 127.0.0.1, port: {port}}}\nadmin: {{port: null}}\n"
-        f"workers: [{{url: 'http://127.0.0.1:{worker}', models: [{MODEL}]}}]\n"
+        f"workers:\n- {{url: 'http://127.0.0.1:{worker}', models: [{MODEL}]}}\n"
+        f"- {{url: 'http://127.0.0.1:{long_worker}', models: [{LONG_MODEL}]}}\n"
     )
 
 
@@ -200,11 +206,12 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        worker_port, port = free_port(), free_port()
+        port, ports = free_port(), [free_port(), free_port()]
         script = Path(__file__).with_name("stream_worker.py")
-        command = [sys.executable, str(script), str(worker_port)]
-        stack.enter_context(server("worker", command, worker_port, folder, core=cores[0]))
-        gate = stack.enter_context(gateway("gateway", config(port, worker_port), port, folder, core=cores[-1]))
+        for name, worker_port in zip(("worker", "long worker"), ports, strict=True):
+            command = [sys.executable, str(script), str(worker_port)]
+            stack.enter_context(server(name, command, worker_port, folder, core=cores[0]))
+        gate = stack.enter_context(gateway("gateway", config(port, *ports), port, folder, core=cores[-1]))
         stack.enter_context(on_core(cores[0]))
 
         async def measure() -> list[tuple[Round, Round]]:
