@@ -71,7 +71,8 @@ class TlsFiles:
         except ssl.SSLError as error:
             raise TlsError(f"{self}: {problem_of(error)}") from None
         except OSError as error:
-            raise TlsError(f"{error.filename or self}: {error.strerror or error}") from None
+            unread = [str(file) for file in self._files if not file.is_file()]
+            raise TlsError(f"{', '.join(unread) or self}: {error.strerror or error}") from None
 
     def _state(self) -> list[tuple[int, int, int] | None]:
         states: list[tuple[int, int, int] | None] = []

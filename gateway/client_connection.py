@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 _HEADS: Final = request_heads()
 _NEVER: Final = float("inf")
+_UNSENT_BYTES: Final = 128 << 10
 _DRAIN_SECONDS: Final = 2.0
 _DRAIN_BYTES: Final = 64 << 20
 _without_empty_lines: Final = re.compile(rb"\A(?:\r\n)+").sub
 _NOTHING: Final = (b"", b"\r")
 _RESET: Final = struct.pack("ii", 1, 0)
-_TLS_RECORD: Final = b"\x16"  # a handshake begins so; no method does
+_TLS_RECORD: Final = b"\x16"
+_NO_METHOD: Final = (b"\n", _TLS_RECORD)
 _HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -95,6 +97,8 @@ class ClientConnection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Else the kernel takes megabytes of an answer for each client that does not read it.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.peer = str(peer[0])
@@ -233,11 +237,11 @@ class ClientConnection(asyncio.Protocol):
         whole = end >= 4
         if (end if whole else len(data)) > limits.head_bytes:
             raise HttpError(431, f"the request head is longer than {limits.head_bytes} bytes")
-        if data[:1] == b"\n" or not (whole or _ends_lines_well(data)):
-            raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
-        if not whole:
+        if data[:1] in _NO_METHOD or not (whole or _ends_lines_well(data)):
             if data[:1] == _TLS_RECORD:
                 raise HttpError(400, "this port speaks plain HTTP, not TLS")
+            raise HttpError(400, "malformed HTTP request: lines must end with CRLF")
+        if not whole:
             self._buffer = data
             return None
         return data[:end], data[end:]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from gateway.config import Config
 from gateway.http_server import HttpServer
 from gateway.pipeline import RequestPipeline
 from tests.gateway_fixtures import config_for
+from tests.tls_fixtures import authority
 
 CHAT = b"/v1/chat/completions"
 BODY = b'{"model": "m", "messages": []}'
@@ -32,6 +34,8 @@ class Inside:
 
     url: str
     server: HttpServer
+    tls: ssl.SSLContext | None = None
+    """What clients use by default where it serves TLS."""
 
     @property
     def fleet(self) -> FleetState:
@@ -68,16 +72,27 @@ async def inside(config: Config) -> AsyncIterator[Inside]:
 
     with mock.patch("gateway.program.HttpServer", Watched):
         async with serving(config) as port:
-            gateway = Inside(f"http://127.0.0.1:{port}", made[0])
+            tls = None if config.listen.tls is None else authority().client_context()
+            gateway = Inside(f"{'http' if tls is None else 'https'}://127.0.0.1:{port}", made[0], tls)
             yield gateway
             gateway.fleet.check_integrity()
 
 
-def plane(urls: Sequence[str], *, limits: str = "", upstream: str = "", extra: str = "") -> Config:
-    """A configuration in which every worker serves the model `m`; `limits` and `upstream` are YAML flow mappings."""
+def plane(
+    urls: Sequence[str],
+    *,
+    limits: str = "",
+    upstream: str = "",
+    extra: str = "",
+    listen: str = "",
+    worker: str = "",
+) -> Config:
+    """A configuration in which every worker serves the model `m`; `limits` and `upstream` are YAML flow mappings,
+    `listen` and `worker` what their own flow mappings have besides.
+    """
     limits = f"drain_timeout: 0, {limits}" if limits else "drain_timeout: 0"
     sections = f"limits: {{{limits}}}\n" + (f"upstream: {{{upstream}}}\n" if upstream else "") + extra
-    return config_for(urls, sections, workers_extra=[", models: [m]"] * len(urls))
+    return config_for(urls, sections, workers_extra=[", models: [m]" + worker] * len(urls), listen=listen)
 
 
 # Workers
@@ -151,10 +166,13 @@ class RawWorker:
     open: int = 0
     """Those of them that are open."""
     port: int = 0
+    tls: ssl.SSLContext | None = None
+    handshakes: list[bool] = field(default_factory=list)
+    """Of every connection with TLS: was it resumed?"""
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     @contextlib.asynccontextmanager
     async def running(self, *, rcvbuf: int | None = None) -> AsyncIterator[RawWorker]:
@@ -176,7 +194,7 @@ class RawWorker:
         if rcvbuf is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
         listener.bind(("127.0.0.1", self.port))
-        server = await asyncio.start_server(accepted, sock=listener, limit=1 << 26)
+        server = await asyncio.start_server(accepted, sock=listener, limit=1 << 26, ssl=self.tls)
         self.port = listener.getsockname()[1]
         try:
             yield self
@@ -188,6 +206,8 @@ class RawWorker:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         counted = False
+        if self.tls is not None:
+            self.handshakes.append(bool(writer.get_extra_info("ssl_object").session_reused))
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -338,9 +358,12 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def client_of(gateway: Inside, *, rcvbuf: int | None = None) -> AsyncIterator[Client]:
+async def client_of(
+    gateway: Inside, *, rcvbuf: int | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Client]:
     """A connection to a gateway. With a small `rcvbuf` its kernel takes little that the test does not read."""
-    host, port = gateway.url.removeprefix("http://").split(":")
+    host, port = gateway.url.rpartition("/")[2].split(":")
+    tls = tls or gateway.tls
     sock = socket.socket()
     if rcvbuf is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
@@ -350,12 +373,14 @@ async def client_of(gateway: Inside, *, rcvbuf: int | None = None) -> AsyncItera
     except OSError:
         sock.close()
         raise
-    reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 16)
+    reader, writer = await asyncio.open_connection(
+        sock=sock, limit=1 << 16, ssl=tls, server_hostname=None if tls is None else host
+    )
     try:
         yield Client(reader, writer)
     finally:
         writer.transport.abort()
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
             await writer.wait_closed()
 
 

@@ -24,9 +24,13 @@ def model_text() -> ModelText:
     return _TEXT[0]
 
 
-def config_for(urls: Sequence[str], extra: str = "", *, workers_extra: Sequence[str] = ()) -> Config:
-    """A configuration on a free port; `extra` is YAML at the top level, `workers_extra` one more line per worker."""
-    lines = ["listen: {port: 0}", "workers:"]
+def config_for(
+    urls: Sequence[str], extra: str = "", *, workers_extra: Sequence[str] = (), listen: str = ""
+) -> Config:
+    """A configuration on a free port; `extra` is YAML at the top level, `workers_extra` one more line per worker,
+    `listen` what stands behind its port.
+    """
+    lines = [f"listen: {{port: 0{listen}}}", "workers:"]
     for i, url in enumerate(urls):
         lines.append(f"  - {{url: '{url}', name: w{i}{workers_extra[i] if workers_extra else ''}}}")
     if "admin:" not in extra:

@@ -10,13 +10,15 @@ import pytest
 
 from tests.data_plane_fixtures import BODY, OK, RawWorker, Turn, client_of, inside, plane
 from tests.gateway_fixtures import eventually
+from tests.tls_fixtures import authority, listen_tls, server_pair
 
 LIMIT = 64 << 10
 SIZE = 32 << 20
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "until close"])
-async def test_a_client_that_does_not_read_stops_the_worker_and_loses_nothing(framing: str) -> None:
+@pytest.mark.parametrize("tls", ["no TLS", "TLS to the client", "TLS to the worker"])
+async def test_a_client_that_does_not_read_stops_the_worker_and_loses_nothing(framing: str, tls: str) -> None:
     block = random.Random(5).randbytes(1 << 16)
     sent = 0
     finished = asyncio.Event()
@@ -28,7 +30,7 @@ async def test_a_client_that_does_not_read_stops_the_worker_and_loses_nothing(fr
             "chunked": b"Transfer-Encoding: chunked",
             "until close": b"X: y",
         }
-        turn.writer.transport.set_write_buffer_limits(high=0)
+        turn.writer.transport.set_write_buffer_limits(high=1)
         turn.write(b"HTTP/1.1 200 OK\r\n" + head[framing] + b"\r\n\r\n")
         while sent < SIZE:
             turn.write(b"10000\r\n%b\r\n" % block if framing == "chunked" else block)
@@ -47,8 +49,17 @@ async def test_a_client_that_does_not_read_stops_the_worker_and_loses_nothing(fr
             turn.write(OK)
 
     async with (
-        RawWorker(quick).running() as worker,
-        inside(plane([worker.url], limits=f"buffer_bytes: {LIMIT >> 10}KiB")) as gateway,
+        RawWorker(
+            quick, tls=authority().server_context(server_pair()) if tls == "TLS to the worker" else None
+        ).running() as worker,
+        inside(
+            plane(
+                [worker.url],
+                limits=f"buffer_bytes: {LIMIT >> 10}KiB",
+                listen=listen_tls() if tls == "TLS to the client" else "",
+                worker=f", tls: {{ca: {authority().ca}}}" if tls == "TLS to the worker" else "",
+            )
+        ) as gateway,
     ):
         async with client_of(gateway, rcvbuf=65_536) as client:
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's own type lacks it

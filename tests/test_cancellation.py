@@ -25,6 +25,7 @@ from tests.data_plane_fixtures import (
     say_ok,
 )
 from tests.gateway_fixtures import config_for, eventually
+from tests.tls_fixtures import listen_tls
 
 Leave = Callable[[Client], None]
 
@@ -46,9 +47,10 @@ async def worker() -> AsyncIterator[RawWorker]:
         yield worker
 
 
-@pytest.fixture
-async def gateway(worker: RawWorker) -> AsyncIterator[Inside]:
-    async with inside(plane([worker.url], limits="buffer_bytes: 16KiB")) as gateway:
+@pytest.fixture(params=["http", "https"])
+async def gateway(worker: RawWorker, request: pytest.FixtureRequest) -> AsyncIterator[Inside]:
+    listen = listen_tls() if request.param == "https" else ""
+    async with inside(plane([worker.url], limits="buffer_bytes: 16KiB", listen=listen)) as gateway:
         yield gateway
 
 

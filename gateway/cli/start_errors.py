@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from typing import Final
 
+from backends.tls import TlsError
 from cache.tokenizer import TokenizerError
 from gateway.cli.console import fail
 
@@ -25,7 +26,7 @@ def told_plainly(host: str, port: int, *, if_taken: str) -> Iterator[None]:
     """
     try:
         yield
-    except TokenizerError as error:
+    except (TokenizerError, TlsError) as error:
         fail(str(error))
     except socket.gaierror as error:
         fail(f"cannot listen on {host}: {error.strerror}")

@@ -6,7 +6,9 @@ import os
 import sys
 
 _DEFAULT = "dataplane"
-_NAMES = ("dataplane", "stages", "tokens", "index", "routing", "sessions", "simulated", "churn")
+_NAMES = (
+    "dataplane", "stages", "tokens", "index", "routing", "sessions", "simulated", "churn", "slow_clients",
+)  # fmt: skip
 
 if __name__ == "__main__":
     named = sys.argv[1:2] and sys.argv[1] in _NAMES
