@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from backends.kv_subscriber import KvSubscriber
+from backends.kv_subscriber import FeedState, KvSubscriber
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.kv_events import (
     AllBlocksCleared,
@@ -31,6 +31,7 @@ from cache.kv_events import (
 )
 from cache.prefix_index import PrefixIndex
 from policies.types import BlockHash, TokenIds, WorkerId
+from tests.gateway_fixtures import eventually
 from tests.test_kv_subscriber import END, Engine, restarted
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class FeedAgainstEngine(RuleBasedStateMachine):
         self.all_heard = True
         """Of this engine's life."""
         self.all_remembered = True
-        self.n_markers = 0
+        self.n_replays = 0
+        """Those asked for by the time that the last restart has been noticed."""
         self.encoding = Encoding.ARRAY
 
     def run(self, work: Coroutine[object, object, T]) -> T:
@@ -166,17 +168,26 @@ class FeedAgainstEngine(RuleBasedStateMachine):
         """The subscriber gets time for what has come so far."""
         self.run(asyncio.sleep(0.005))
 
-    @precondition(lambda self: self.replay)
+    @precondition(lambda self: self.replay and not self.n_replays)
     @rule()
     def restart(self) -> None:
-        """The process ends with batches of it perhaps unread, and another begins on its ports."""
+        """The process ends with batches of it perhaps unread, and another begins on its ports. Once: it takes time."""
 
         async def again() -> None:
+            await self.noticed()
+            self.n_replays = self.subscriber.stats.replays + 1
             self.engine = await restarted(self.engine, epoch=self.engine.epoch + 1)
             await self.engine.subscribed()
 
         self.begin_life()
+        # What comes before the loss was noticed is dropped with what was left of the old connection.
+        self.all_heard = False
         self.run(again())
+
+    async def noticed(self) -> None:
+        """Wait until the subscriber has asked the engine that was restarted last."""
+        stats = self.subscriber.stats
+        await eventually(lambda: stats.replays >= self.n_replays and self.subscriber.state is not FeedState.REPLAYING)
 
     @rule(fate=st.sampled_from(["heard", "twice"]))
     def restart_unseen(self, fate: str) -> None:
@@ -198,17 +209,15 @@ class FeedAgainstEngine(RuleBasedStateMachine):
         """All that is late arrives, and then a batch that is heard."""
 
         async def until_read() -> None:
+            await self.noticed()
             for sequence, payload in self.late:
                 await self.engine.send(sequence, payload)
             self.late.clear()
             await self.publish([AllBlocksCleared()] if not self.held else [], "heard")
             # A message that is none is counted when all before it have been dealt with.
-            self.n_markers += 1
             expected = self.subscriber.stats.malformed + 1
             await self.engine.send_raw(b"", END, b"")
-            async with asyncio.timeout(3.0):
-                while self.subscriber.stats.malformed != expected:
-                    await asyncio.sleep(0.002)
+            await eventually(lambda: self.subscriber.stats.malformed == expected)
 
         self.run(until_read())
         assert self.subscriber.last_sequence == self.engine.next - 1
@@ -235,8 +244,8 @@ class FeedAgainstEngine(RuleBasedStateMachine):
 
 TestFeedAgainstEngine = FeedAgainstEngine.TestCase
 TestFeedAgainstEngine.settings = settings(
-    max_examples=60,
-    stateful_step_count=30,
+    max_examples=40,
+    stateful_step_count=25,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
