@@ -716,7 +716,8 @@ def test_what_is_left_of_a_lost_connection_is_not_taken_for_the_new_engines() ->
             assert (stage.depth, len(stage.index)) == (1, 1)
             await stage.engine.publish(stored(1, epoch=1))
             await stage.depth_becomes(2)
-            assert stage.subscriber.stats.restarts == 1
+            # Read in time or dropped: never after the new engine was met, whose next number it has.
+            assert stage.subscriber.stats.restarts <= 1
 
     run(main())
 
