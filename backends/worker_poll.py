@@ -212,9 +212,7 @@ class WorkerPoll:
         limit = _MODELS_LIMIT if path == _MODELS_PATH else _HEALTH_LIMIT
         return (await self._get(session, path, timeout, limit))[0]
 
-    async def _get(
-        self, session: aiohttp.ClientSession, path: str, timeout: float, limit: int
-    ) -> tuple[int, bytes]:
+    async def _get(self, session: aiohttp.ClientSession, path: str, timeout: float, limit: int) -> tuple[int, bytes]:
         """Status and body. Raises ValueError where the body is longer than `limit` bytes."""
         body = bytearray()
         async with session.get(
