@@ -245,7 +245,7 @@ async def test_no_records_are_believed_after_a_while(
 ) -> None:
     caplog.set_level("INFO", "backends.discovery")
     server.records[NAME, "A"] = ["10.0.0.1"]
-    async with following(server) as follower:
+    async with following(server, grace=1.0) as follower:
         await follower.next(1)
         server.records = {(NAME, "TXT"): ["x"]} if name_exists else {}
         await asked(server, 4)
