@@ -8,12 +8,14 @@ engine's.
 
 A lost connection is a possible restart that the numbers alone may not show (the new engine may have caught up
 with the old one's count), so then the last batch known is asked for again and compared; without a replay
-endpoint everything is forgotten. Silence is fine: an idle engine publishes nothing. That an engine is gone
+endpoint everything is forgotten. What had come over it and was not read yet is dropped: it would be taken for
+the new engine's. Silence is fine: an idle engine publishes nothing. That an engine is gone
 for good its health checks say, and the fleet calls `reset`.
 
 Source of the protocol: vLLM `distributed/kv_events.py` (PUB `[topic, sequence, payload]`; ROUTER: an 8-byte
 first sequence in, `[sequence, payload]...` out, ended by sequence -1). Data-parallel ranks publish each on a
-port of its own with numbers of its own: one subscriber for each.
+port of its own with numbers of its own: one subscriber for each. Where several share one feed and its numbers,
+each batch tells its rank, and what one of them drops the others still hold.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ _WORK_PER_MESSAGE: Final = 64
 """What receiving and placing a message costs, in blocks."""
 _BYTES_PER_BLOCK: Final = 64
 """So much is decoded, or hashed, in less time than a block is applied."""
+_MAX_RANKS: Final = 1024
+"""A batch may tell a data-parallel rank below this; another counts as the subscriber's own."""
 _POLL_MS: Final = 500
 """How late an idle subscriber may notice a lost connection or a `reset`."""
 _CONNECTION_EVENTS: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -147,6 +151,11 @@ class KvSubscriber:
         """Work done since the loop had its last turn, in blocks."""
         self._epoch = 0
         """Counts calls of `reset`: what was received before one must not be applied after it."""
+        self._ranks = {rank}
+        """Ranks that batches were of: what is to be forgotten."""
+        self._lost = False
+        """The connection was lost, and what had come over it may still be queued."""
+        self._reconnected = False
         self._suspect = False
         """The connection was lost: the engine behind it may be another one."""
         self._behind = True
@@ -190,7 +199,10 @@ class KvSubscriber:
 
     async def _turn(self, sub: zmq.asyncio.Socket, monitor: zmq.Socket[bytes]) -> None:
         """Wait for a message, or a little while, and deal with it."""
-        reconnected = self._read_monitor(monitor)
+        self._read_monitor(monitor)
+        if self._lost:
+            await self._drain(sub)
+        reconnected, self._reconnected = self._reconnected, False
         if self._behind:
             await self._catch_up()
         elif reconnected and self._suspect:
@@ -204,6 +216,8 @@ class KvSubscriber:
         # The connection's events were written before what came over it: a message of a new connection never
         # overtakes the loss of the old one.
         self._read_monitor(monitor)
+        if self._lost:
+            return
         message = _parse_message(frames)
         if message is None:
             self.stats.malformed += 1
@@ -221,19 +235,26 @@ class KvSubscriber:
             self._work = 0
             await asyncio.sleep(0)
 
-    def _read_monitor(self, monitor: zmq.Socket[bytes]) -> bool:
-        """Note a lost connection; whether a new one was made."""
-        reconnected = False
+    def _read_monitor(self, monitor: zmq.Socket[bytes]) -> None:
+        """Note a lost connection, and a new one."""
         while monitor.poll(0):
             event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
             if event == zmq.EVENT_DISCONNECTED:
-                self._suspect = self._expected is not None
-                if self._suspect and self._replay_endpoint is None:
-                    self._suspect = False
+                self._lost = True
+                self._suspect = self._replay_endpoint is not None
+                if not self._suspect and self._expected is not None:
                     self._forget("the connection was lost, and what was missed cannot be asked for")
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                reconnected = True
-        return reconnected
+                self._reconnected = True
+
+    async def _drain(self, sub: zmq.asyncio.Socket) -> None:
+        """Drop what is queued; if some of it is of the new connection, it is missed like what came before it."""
+        self._lost = False
+        for _ in range(2 * _RECEIVE_HWM):
+            if not await sub.poll(0):
+                break
+            await sub.recv_multipart()
+            await self._pace(1)
 
     # --- one batch after the other ---
 
@@ -289,6 +310,9 @@ class KvSubscriber:
     async def _apply_events(self, batch: BatchReader, epoch: int) -> bool:
         """Apply events slice by slice, with pauses for others; False when a `reset` came in between."""
         self.stats.batches += 1
+        told = batch.dp_rank
+        rank = told if told is not None and 0 <= told < _MAX_RANKS else self.rank
+        self._ranks.add(rank)
         for event, n_bytes in batch.read():
             await self._pace(1 + n_bytes // _BYTES_PER_BLOCK)
             if epoch != self._epoch:
@@ -301,14 +325,16 @@ class KvSubscriber:
             self.stats.events += 1
             # More than the index can hold would push out its own leading blocks, the useful ones.
             for part in slices(event, _BLOCKS_PER_TURN, most=self._index.max_blocks):
-                self._index.apply(self.worker, part, rank=self.rank)
+                self._index.apply(self.worker, part, rank=rank)
                 await self._pace(_work(part))
                 if epoch != self._epoch:
                     return False
         return True
 
     def _forget(self, reason: str) -> None:
-        self._index.clear(self.worker, rank=self.rank)
+        for rank in self._ranks:
+            self._index.clear(self.worker, rank=rank)
+        self._ranks = {self.rank}
         self._recent.clear()
         if self._expected is None:
             return
@@ -340,6 +366,7 @@ class KvSubscriber:
         self._suspect = False
         last = self.last_sequence
         if last is None:
+            await self._catch_up()
             return
         epoch, restarts = self._epoch, self.stats.restarts
         known = await self._replay(last)

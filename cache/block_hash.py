@@ -9,7 +9,7 @@ chosen collision can cost is one request sent to a worker without its KV.
 from __future__ import annotations
 
 from struct import iter_unpack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 4
 """Bytes of one token id in `TokenIds`."""
 
-_DOMAIN = b"prefixgate block chain v1"
+TOKEN_CHAIN: Final = b"prefixgate block chain v1"
+"""Domain of chains of token blocks: what their keys are tagged with, so that no other chain can equal one."""
 
 
 class ChainKey(NamedTuple):
@@ -38,13 +39,13 @@ class ChainKey(NamedTuple):
     """Cache salt: prompts under different salts share nothing."""
 
 
-def root_hash(key: ChainKey) -> BlockHash:
+def root_hash(key: ChainKey, domain: bytes = TOKEN_CHAIN) -> BlockHash:
     """The parent of the first block."""
-    return BlockHash(xxh3_64_intdigest(encode_key(key)))
+    return BlockHash(xxh3_64_intdigest(encode_key(key, domain)))
 
 
-def encode_key(key: ChainKey) -> bytes:
-    """The key as bytes, no two keys as the same bytes.
+def encode_key(key: ChainKey, domain: bytes = TOKEN_CHAIN) -> bytes:
+    """The key as bytes, no two keys (or domains) as the same bytes.
 
     Each field is a type tag, a length (u64 little-endian) and that many bytes. A list is one field whose
     length counts its items. Every field is always there and in this order, so no value of one field can be
@@ -54,7 +55,7 @@ def encode_key(key: ChainKey) -> bytes:
         message = f"block_size must be from 1 to 2**64 - 1, not {key.block_size}"
         raise ValueError(message)
     parts = [
-        _field(b"D", _DOMAIN),
+        _field(b"D", domain),
         _text(key.model),
         _field(b"I", key.block_size.to_bytes(8, "little")),
         _text(key.adapter),

@@ -19,6 +19,9 @@ then."""
 
 def evict(state: WorkerBlocks, n_blocks: int, exact: ExactBlocks, predictions: Predictions) -> None:
     """Drop up to `n_blocks` of its victims, those chosen before or new ones."""
+    if not state.n_exact and (recency := state.recency):
+        predictions.drop_oldest(state, recency, min(n_blocks, len(recency)))
+        return
     if not state.victims.hashes:
         state.choose_victims(max(n_blocks, state.size // _FRACTION))
     tier, engines, hashes = state.victims

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cache.block_hash import extend_chain
+from cache.untold_salts import root_of
 from cache.worker_blocks import follows_group, tier_of
 from policies.types import Tier
 
@@ -54,7 +55,10 @@ class ExactBlocks:
             return None
         parent = _parent(state, event, rank, tier)
         if parent is None:
-            self._stats.unknown_parent += n_blocks
+            if event.parent is None:
+                self._stats.unknown_salt += n_blocks
+            else:
+                self._stats.unknown_parent += n_blocks
             return None
         ours = extend_chain(parent, event.token_ids, event.block_size)
         if event.n_plain is not None:
@@ -97,7 +101,7 @@ class ExactBlocks:
                 state.extra_refs[tier, block] += 1
         state.n_exact += added
         self.n_held += added
-        self._predictions.n_held -= confirmed
+        self._predictions.count(state, -confirmed)
 
     def remove(self, state: WorkerBlocks, event: BlockRemoved, rank: int) -> None:
         """Drop what the worker says it no longer holds."""
@@ -128,7 +132,7 @@ class ExactBlocks:
 
 def _parent(state: WorkerBlocks, event: BlockStored, rank: int, tier: Tier) -> BlockHash | None:
     if event.parent is None:
-        return state.root(event)
+        return root_of(state, event, rank)
     for place in (tier, *Tier):
         engines = state.engines.get((rank, place))
         if engines is not None and (ours := engines.get(event.parent)) is not None:

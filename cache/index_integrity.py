@@ -53,6 +53,12 @@ def check_counts(
     """The numbers of entries are those of `workers`, the live ones, and within the bound."""
     _require(exact.n_held == sum(state.n_exact for state in workers), "the exact entries")
     _require(predictions.n_held == sum(len(state.predicted) for state in workers), "the predictions")
+    recent = [state for state in workers if state.traits.capacity is not None]
+    _require(predictions.n_recent == sum(len(state.predicted) for state in recent), "those of workers with a capacity")
+    for state in workers:
+        capacity = state.traits.capacity
+        _require((capacity is None) is (state.recency is None), "a worker's order of use")
+        _require(capacity is None or len(state.predicted) <= capacity, "a worker's capacity")
     _require(slots.n_stale == sum(state.size for state in slots.retired), "what is to be swept")
     _require(exact.n_held + predictions.n_held + slots.n_stale <= max_blocks, "the bound")
 
@@ -62,7 +68,12 @@ def check_queue(workers: Collection[WorkerBlocks], predictions: Predictions) -> 
     _require(predictions.n_queued == sum(len(entry[3]) for entry in predictions.queue), "the queue's length")
     queued = {(id(state), block, deadline) for deadline, _, state, blocks in predictions.queue for block in blocks}
     _require(
-        all((id(state), block, deadline) in queued for state in workers for block, deadline in state.predicted.items()),
+        all(
+            (id(state), block, deadline) in queued
+            for state in workers
+            if state.recency is None
+            for block, deadline in state.predicted.items()
+        ),
         "a prediction that never expires",
     )
 

@@ -3,7 +3,12 @@ encoding.
 
 A batch is an array `[ts, [event...], dp_rank]` or a map `{ts, events, data_parallel_rank}`. An event is a
 tagged array whose last fields may be missing, or a map with a `type`; the two may be mixed. Source: vLLM
-`distributed/kv_events.py` (arrays, and maps since PR #42892) and SGLang `disaggregation/kv_events.py`.
+`distributed/kv_events.py` (arrays, and maps since PR #42892), SGLang `disaggregation/kv_events.py`, and for
+TensorRT-LLM, which has no ZMQ publisher of its own, the one that Dynamo ships for it.
+
+Two fields of later maps decide what a block is worth. A block of `locality` REMOTE is in some other machine's
+memory: its medium is given as `REMOTE`, which no tier is called. And a removal of which the engine says that
+copies remain removes nothing.
 
 A publisher is not trusted with our memory: payload, events and tokens of a batch are capped before they are
 built, and the only exception that leaves this module is `KvEventError`.
@@ -158,12 +163,16 @@ class _StoredMap(msgspec.Struct, tag_field="type", tag="BlockStored", gc=False):
     group_idx: Any = None
     kv_cache_spec_kind: str | None = None
     cache_salt: str | None = None
+    block_mm_infos: Any = None
+    locality: Any = None
 
 
 class _RemovedMap(msgspec.Struct, tag_field="type", tag="BlockRemoved", gc=False):
     block_hashes: _Hashes
     medium: str | None = None
     group_idx: int | None = None
+    remaining_copy_counts: Any = None
+    locality: Any = None
 
 
 class _ClearedMap(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", gc=False):
@@ -302,9 +311,23 @@ def _decode_event(raw: memoryview, budget: int) -> KvEvent:
     wire: Any = (_event_map if raw[0] in _MAP_LEADS else _event_array).decode(raw)
     if isinstance(wire, _StoredArray | _StoredMap):
         return _stored(wire, budget)
-    if isinstance(wire, _RemovedArray | _RemovedMap):
+    if isinstance(wire, _RemovedMap):
+        gone = _without_copies(wire.block_hashes, wire.remaining_copy_counts)
+        return BlockRemoved(_engine_hashes(gone), _place(wire), _group(wire.group_idx))
+    if isinstance(wire, _RemovedArray):
         return BlockRemoved(_engine_hashes(wire.block_hashes), wire.medium, _group(wire.group_idx))
     return AllBlocksCleared()
+
+
+def _place(wire: _StoredMap | _RemovedMap) -> str | None:
+    return "REMOTE" if wire.locality == "REMOTE" else wire.medium
+
+
+def _without_copies(hashes: list[_Hash], copies: object) -> list[_Hash]:
+    """Those of which the engine does not say that it holds another copy."""
+    if not isinstance(copies, list) or len(copies) != len(hashes):
+        return hashes
+    return [value for value, n_left in zip(hashes, copies, strict=True) if type(n_left) is not int or n_left < 1]
 
 
 def _stored(wire: _StoredArray | _StoredMap, budget: int) -> BlockStored:
@@ -314,8 +337,11 @@ def _stored(wire: _StoredArray | _StoredMap, budget: int) -> BlockStored:
     if n_tokens != n_blocks * wire.block_size:
         raise _BadEventError
     lora_name, extra_keys, group, salt = wire.lora_name, wire.extra_keys, wire.group_idx, None
+    medium = wire.medium
+    n_imageless = n_blocks
     if isinstance(wire, _StoredMap):
-        salt = wire.cache_salt
+        salt, medium = wire.cache_salt, _place(wire)
+        n_imageless = _without_images(wire.block_mm_infos, n_blocks)
     # SGLang's arrays carry {"cache_salt": ...} in a slot whose place moved between releases.
     if isinstance(lora_name, dict):
         salt, lora_name = _salt_map(lora_name), None
@@ -328,6 +354,7 @@ def _stored(wire: _StoredArray | _StoredMap, budget: int) -> BlockStored:
     if extra_keys is not None:
         first_salt, n_plain = _read_extra_keys(extra_keys, n_blocks, adapter, first=wire.parent_block_hash is None)
         salt = first_salt if salt is None else salt
+    n_plain = min(n_plain, n_imageless)
     if salt is not None and len(salt) > MAX_NAME_CHARS:
         raise _BadEventError
     return BlockStored(
@@ -336,7 +363,7 @@ def _stored(wire: _StoredArray | _StoredMap, budget: int) -> BlockStored:
         token_ids=_token_ids(wire.token_ids),
         block_size=wire.block_size,
         adapter=adapter,
-        medium=wire.medium,
+        medium=medium,
         salt=salt if wire.parent_block_hash is None else None,
         group=_group(group),
         group_kind=wire.kv_cache_spec_kind,
@@ -419,6 +446,15 @@ def _read_extra_keys(keys: object, n_blocks: int, adapter: str, *, first: bool) 
         else:
             return salt, at
     return salt, n_blocks
+
+
+def _without_images(infos: object, n_blocks: int) -> int:
+    """How many leading blocks hold no part of an image: TensorRT-LLM's list has an entry for each block."""
+    if not infos:
+        return n_blocks
+    if not isinstance(infos, list):
+        return 0
+    return next((at for at, info in enumerate(infos) if info), n_blocks)
 
 
 def _without_adapter(entry: list[object], adapter: str) -> list[object]:

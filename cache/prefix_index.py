@@ -11,12 +11,10 @@ still listed too, make the index claim less than the truth: a match ends at the 
 A worker that held much and is cleared gets a new bit at once (`worker_slots`), so nothing of the old matches
 from then on. The old bit is swept out of the tables in steps, and is not given away again before it is clean.
 
-Two limits of what events tell. An engine that was sent a cache salt but publishes events without it stores
-those blocks under the unsalted chain: only predictions speak for salted prompts then, and a fleet that mixes
-salted and unsalted prompts on such an engine sees unsalted matches that the engine will not honour. And for
-hybrid models only the first full-attention group is followed (a block is gone as soon as any full-attention
-group drops it): whether the sliding window or the state of the last blocks is still there, the engine alone
-knows.
+Two limits of what events tell. An engine may publish blocks of salted prompts without their salt: what is done
+about that stands in `untold_salts`. And for hybrid models only the first full-attention group is followed (a block
+is gone as soon as any full-attention group drops it): whether the sliding window or the state of the last blocks is
+still there, the engine alone knows.
 """
 
 from __future__ import annotations
@@ -32,7 +30,8 @@ from cache.exact_blocks import ExactBlocks
 from cache.index_integrity import check_counts, check_queue, check_slots, check_tables
 from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from cache.predictions import Predictions
-from cache.worker_blocks import NO_VICTIMS, PrefixIndexStats
+from cache.untold_salts import lapse_salts, note_salt
+from cache.worker_blocks import NO_VICTIMS, PrefixIndexStats, WorkerTraits
 from cache.worker_slots import WorkerSlots
 from policies.types import Tier
 
@@ -71,17 +70,51 @@ class PrefixIndex:
         self._names = self._slots.names
         self._predictions = Predictions(self._tables, max_blocks=max_blocks)
         self._exact = ExactBlocks(self._tables, self._predictions, self.stats)
+        self._now = 0.0
+        """The latest time anybody told."""
 
     # --- the fleet ---
 
-    def add_worker(self, worker: WorkerId, *, model: str, block_size: int | None = None) -> None:
+    def add_worker(
+        self,
+        worker: WorkerId,
+        *,
+        model: str,
+        block_size: int | None = None,
+        capacity: int | None = None,
+        salts_told: bool = False,
+    ) -> None:
         """Begin to follow a worker that serves `model`; a worker known already is forgotten first.
 
         Blocks of another size than `block_size` do not count; without it the first event that starts a prompt
-        sets it.
+        sets it. For `capacity` see `set_capacity`. With `salts_told` its events are known to tell the salt of a
+        prompt that has one; otherwise that is believed once one does (see `untold_salts`).
         """
+        _check_capacity(capacity)
         self.remove_worker(worker)
-        self._workers[worker] = self._slots.place(worker, model, block_size)
+        self._workers[worker] = self._slots.place(worker, WorkerTraits(model, block_size, capacity, salts_told))
+
+    def set_capacity(self, worker: WorkerId, blocks: int | None) -> None:
+        """How many blocks fit in the cache of a worker that publishes no events: what is predicted of it then never
+        expires, but beyond that number the least recently used prompts go, each from its end, as an engine evicts.
+        None: predictions expire by time. Unknown names are fine.
+
+        Changing the number keeps what fits. Beginning or ending to go by one forgets the worker's predictions.
+        Raises ValueError when `blocks` is not positive.
+        """
+        _check_capacity(blocks)
+        state = self._workers.get(worker)
+        if state is None or state.traits.capacity == blocks:
+            return
+        if blocks is None or state.traits.capacity is None:
+            for block in list(state.predicted):
+                self._predictions.drop(state, block)
+            state.traits = state.traits._replace(capacity=blocks)
+            state.begin_predictions()
+            return
+        state.traits = state.traits._replace(capacity=blocks)
+        if state.recency is not None:
+            self._predictions.trim(state, state.recency)
 
     def remove_worker(self, worker: WorkerId) -> None:
         """Forget a worker. Unknown names are fine."""
@@ -109,7 +142,8 @@ class PrefixIndex:
             self._empty(state, [key for key in state.engines if key[0] == rank])
         elif state.size > self._clear_at_once:
             self._retire(state)
-            self._workers[worker] = self._slots.place(worker, state.model, state.configured_block_size)
+            successor = self._workers[worker] = self._slots.place(worker, state.traits)
+            successor.salts = state.salts
         else:
             self._empty(state, list(state.engines))
             state.reset()
@@ -123,7 +157,7 @@ class PrefixIndex:
 
     def _retire(self, state: WorkerBlocks) -> None:
         self._exact.n_held -= state.n_exact
-        self._predictions.n_held -= len(state.predicted)
+        self._predictions.count(state, -len(state.predicted))
         self._slots.retire(state)
 
     def _empty(self, state: WorkerBlocks, keys: Sequence[tuple[int, Tier]]) -> None:
@@ -152,6 +186,8 @@ class PrefixIndex:
             self.clear(worker, rank=rank)
 
     def _store(self, state: WorkerBlocks, event: BlockStored, rank: int) -> None:
+        if state.salts:
+            lapse_salts(state, self._now)
         placed = self._exact.read(state, event, rank)
         if placed is None:
             return
@@ -164,11 +200,15 @@ class PrefixIndex:
     # --- what routing adds ---
 
     def predict(
-        self, worker: WorkerId, hashes: Sequence[BlockHash], *, start: int, now: float, ttl: float
+        self, worker: WorkerId, hashes: Sequence[BlockHash], *, start: int, now: float, ttl: float, salt: str = ""
     ) -> Sequence[BlockHash]:
         """Expect `worker` to hold `hashes[start:]` soon: they match at once and expire at `now + ttl`, in
         seconds, unless an event confirms them. Blocks known exactly stay so; a second prediction only
-        prolongs the first.
+        prolongs the first. Those of a worker with a capacity do not expire: `now` is when they were used, and what
+        is used at the same `now` again is not used more recently.
+
+        `salt` is the request's, which the hashes are chained with: events of the worker that may not tell theirs are
+        read with it in mind.
 
         Returns the blocks that the worker was neither known nor expected to hold before, in order, for
         `unpredict` should the request fail. Not to be changed; valid for as long as it is kept. A prompt that
@@ -178,7 +218,9 @@ class PrefixIndex:
         if state is None:
             return ()
         self.expire(now)
-        deadline = now + ttl
+        if salt:
+            note_salt(state, salt, now + ttl)
+        deadline = now + ttl if state.traits.capacity is None else now
         opened = self._predictions.prepare(state, hashes, start, deadline)
         if not opened.blocks:
             return ()
@@ -203,6 +245,7 @@ class PrefixIndex:
         """Drop the predictions whose time has come and no event confirmed; how many they were. Sweeps a little
         as well.
         """
+        self._now = max(self._now, now)
         if self._slots.retired:
             self.sweep(_SWEEP_STEP)
         dropped = self._predictions.expire(now)
@@ -300,6 +343,12 @@ class PrefixIndex:
         check_slots(workers, self._slots)
         check_counts(workers, self._exact, self._predictions, self._slots, self.max_blocks)
         check_queue(workers, self._predictions)
+
+
+def _check_capacity(blocks: int | None) -> None:
+    if blocks is not None and blocks < 1:
+        message = f"a worker's capacity must be positive, not {blocks} blocks"
+        raise ValueError(message)
 
 
 def _size(state: WorkerBlocks) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -42,11 +42,14 @@ class PrefixIndexStats:
         "not_plain",
         "unknown_medium",
         "unknown_parent",
+        "unknown_salt",
     )
 
     def __init__(self) -> None:
         self.unknown_parent = 0
         """Blocks whose parent is not known."""
+        self.unknown_salt = 0
+        """Blocks at the start of a prompt that may be salted or not: the engine does not tell."""
         self.unknown_medium = 0
         self.foreign_block_size = 0
         """Blocks of another size than the worker's."""
@@ -81,42 +84,61 @@ class Victims(NamedTuple):
 NO_VICTIMS: Final = Victims(Tier.DEVICE, None, [])
 
 
+class WorkerTraits(NamedTuple):
+    """What the index was told of a worker; no event changes it."""
+
+    model: str
+    block_size: int | None = None
+    capacity: int | None = None
+    """Blocks in its cache, where its predictions are kept as the engine keeps blocks: least recently used first out."""
+    salts_told: bool = False
+    """Its events are known to tell the salt of a prompt that has one."""
+
+
 class WorkerBlocks:
     """What is known of one worker."""
 
     __slots__ = (
-        "bit", "block_size", "configured_block_size", "engines", "extra_refs", "id", "ignored_groups",
-        "latest_deadline", "main_group", "model", "n_exact", "predicted", "retired", "roots", "slot", "torn_until",
-        "victims",
+        "bit", "block_size", "engines", "extra_refs", "id", "ignored_groups", "latest_deadline", "main_group",
+        "n_exact", "predicted", "retired", "roots", "salts", "salts_told", "slot", "torn_until", "traits", "victims",
     )  # fmt: skip
 
-    def __init__(self, worker: WorkerId, slot: int, model: str, block_size: int | None) -> None:
+    def __init__(self, worker: WorkerId, slot: int, traits: WorkerTraits) -> None:
         self.id = worker
         self.slot = slot
         self.bit = 1 << slot
-        self.model = model
-        self.configured_block_size = block_size
+        self.traits = traits
         self.retired = False
         """Cleared or removed, and still being swept out of the tables."""
+        self.salts: dict[str, float] = {}
+        """Salts of requests under way to it, and until when, as far as its events do not tell theirs."""
         self.reset()
 
     def reset(self) -> None:
         """Know nothing; the caller has taken its blocks out of the index."""
-        self.block_size = self.configured_block_size
+        self.block_size = self.traits.block_size
+        self.salts_told = self.traits.salts_told
+        """Its events tell salts: it was said, or seen."""
         self.engines: dict[tuple[int, Tier], EngineMap] = {}
         """Engine hash -> ours, per data-parallel rank and tier, oldest first."""
         self.extra_refs: Counter[tuple[Tier, BlockHash]] = Counter()
         """References beyond the first, where several engine hashes stand for one of ours. Rare."""
-        self.predicted: dict[BlockHash, float] = {}
-        """Device blocks that only a routing decision speaks for, and when they expire."""
-        self.latest_deadline = 0.0
-        self.torn_until = 0.0
-        """Of a prompt that is predicted up to this time both ends may be there and something between them not."""
-        self.victims = NO_VICTIMS
+        self.begin_predictions()
         self.n_exact = 0
         self.main_group: int | None = None
         self.ignored_groups: set[int] = set()
         self.roots: dict[tuple[str, str], BlockHash] = {}
+
+    def begin_predictions(self) -> None:
+        """Predict nothing; the caller has taken what was predicted out of the index."""
+        self.predicted: dict[BlockHash, float] = {} if self.traits.capacity is None else OrderedDict()
+        """Device blocks that only a routing decision speaks for, and when they expire. Of a worker with a capacity:
+        when they were last used, least recently used first, and each block behind those that follow it in a prompt.
+        """
+        self.latest_deadline = 0.0
+        self.torn_until = 0.0
+        """Of a prompt that is predicted up to this time both ends may be there and something between them not."""
+        self.victims = NO_VICTIMS
 
     @property
     def size(self) -> int:
@@ -137,15 +159,20 @@ class WorkerBlocks:
         hashes.reverse()
         self.victims = Victims(tier, engines, hashes)
 
-    def root(self, event: BlockStored) -> BlockHash:
+    @property
+    def recency(self) -> OrderedDict[BlockHash, float] | None:
+        """`predicted` of a worker with a capacity; None for another."""
+        predicted = self.predicted
+        return predicted if isinstance(predicted, OrderedDict) else None
+
+    def root(self, adapter: str, salt: str, block_size: int) -> BlockHash:
         """Our parent of a prompt's first block."""
-        key = (event.adapter, event.salt or "")
+        key = (adapter, salt)
         root = self.roots.get(key)
         if root is None:
             if len(self.roots) >= _MAX_ROOTS:
                 self.roots.clear()
-            chain = ChainKey(self.model, event.block_size, adapter=key[0], salt=key[1])
-            root = self.roots[key] = root_hash(chain)
+            root = self.roots[key] = root_hash(ChainKey(self.traits.model, block_size, adapter=adapter, salt=salt))
         return root
 
 

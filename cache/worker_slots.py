@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cache.block_tables import BlockTables
+    from cache.worker_blocks import WorkerTraits
     from policies.types import WorkerId
 
 _MAX_NAMED: Final = 4096
@@ -33,14 +34,14 @@ class WorkerSlots:
         self._names_of: dict[int, tuple[WorkerId, ...]] = {}
         """Mask -> its workers, as often asked by a match; void when a slot changes hands."""
 
-    def place(self, worker: WorkerId, model: str, block_size: int | None) -> WorkerBlocks:
+    def place(self, worker: WorkerId, traits: WorkerTraits) -> WorkerBlocks:
         """A worker that holds nothing, in a slot whose bit is clean."""
         if self.free:
             slot = heappop(self.free)
         else:
             slot = len(self.owners)
             self.owners.append(None)
-        state = self.owners[slot] = WorkerBlocks(worker, slot, model, block_size)
+        state = self.owners[slot] = WorkerBlocks(worker, slot, traits)
         self._names_of.clear()
         return state
 

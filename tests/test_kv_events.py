@@ -92,6 +92,45 @@ EXPECTED = {
         dp_rank=0,
     ),
     "sglang_cache_salt": EventBatch(1.5, (stored((2**64 - 5,), token_ids=ids(TOKENS[:4]), medium="GPU", salt="s1"),)),
+    "vllm_map_in_map_signed": EventBatch(
+        1.5,
+        (
+            stored((BIG,), token_ids=ids(TOKENS[:4])),
+            stored((2,), BIG, token_ids=ids(TOKENS[4:])),
+            removed(DIGEST),
+        ),
+    ),
+    "vllm_map_salt": EventBatch(
+        1.5,
+        (stored((DIGEST, 2), adapter="alice", medium="GPU", salt="s1", group=0, group_kind="full_attention"),),
+        dp_rank=0,
+    ),
+    "vllm_map_copies_and_locality": EventBatch(
+        1.5,
+        (
+            stored((7,), token_ids=ids(TOKENS[:4]), medium="REMOTE"),
+            removed(2, medium="GPU"),
+            # A list that is not one number for each hash tells nothing.
+            removed(1, 2, medium="GPU"),
+        ),
+    ),
+    "sglang_maps": EventBatch(
+        1.5,
+        (
+            stored((2**64 - 5,), token_ids=ids(TOKENS[:4]), medium="GPU", salt="s1"),
+            stored((6,), 2**64 - 5, token_ids=ids(TOKENS[4:]), medium="CPU_PINNED"),
+            removed(2**64 - 5, medium="GPU"),
+            CLEARED,
+        ),
+        dp_rank=2,
+    ),
+    "sglang_bigrams": EventBatch(1.5, (CLEARED,), skipped=1),
+    "trtllm": EventBatch(
+        1.5,
+        (stored(), stored((3,), 2, token_ids=ids(TOKENS[:4]), adapter="lora:5"), removed(BIG)),
+        dp_rank=0,
+    ),
+    "trtllm_images": EventBatch(1.5, (stored((1, 2), n_plain=1),), dp_rank=0),
     "vllm_images": EventBatch(1.5, (stored(medium="GPU", n_plain=1),)),
     "one_bad_event": EventBatch(
         1.5, (stored((1,), token_ids=ids(TOKENS[:4])), stored((2,), 1, token_ids=ids(TOKENS[4:]))), skipped=8
@@ -185,6 +224,24 @@ def test_extra_keys(  # noqa: PLR0917  # one column of the table each
 @pytest.mark.parametrize("extra_keys", [[None], "s", 5, [5, None], {"cache_salt": 5}, {"cache_salt": "s" * 2000}])
 def test_extra_keys_that_are_none(extra_keys: object) -> None:
     assert one(extra_keys).skipped == 1
+
+
+@pytest.mark.parametrize(
+    ("infos", "n_plain"),
+    [
+        (None, None),
+        ([], None),
+        ([None, None], None),
+        ([{"mm_objects": []}, None], 0),
+        ([None, {"mm_objects": []}], 1),
+        ("what", 0),
+    ],
+)
+def test_images_of_tensorrt_llm(infos: object, n_plain: int | None) -> None:
+    event = {"type": "BlockStored", "block_hashes": [1, 2], "token_ids": TOKENS, "block_size": 4}
+    (decoded,) = decode_batch(msgspec.msgpack.encode([0.0, [{**event, "block_mm_infos": infos}]])).events
+    assert isinstance(decoded, BlockStored)
+    assert decoded.n_plain == n_plain
 
 
 @pytest.mark.parametrize("name", [5, ["a"], "a" * 2000])

@@ -389,18 +389,22 @@ def test_lost_connection_without_replay_forgets() -> None:
 
 
 async def rebind(stage: Scene, *, epoch: int) -> Engine:
+    stage.engine = await restarted(stage.engine, epoch=epoch)
+    return stage.engine
+
+
+async def restarted(old: Engine, *, epoch: int) -> Engine:
     """The engine's process ends; another begins on the same ports."""
-    old = stage.engine
     await old.close()
     async with asyncio.timeout(DEADLINE_S):
         while True:
             try:
-                stage.engine = Engine.__new__(Engine)
-                _init_on_ports(stage.engine, old, epoch)
+                engine = Engine.__new__(Engine)
+                _init_on_ports(engine, old, epoch)
             except zmq.ZMQError:
                 await asyncio.sleep(0.01)
             else:
-                return stage.engine
+                return engine
 
 
 def _init_on_ports(engine: Engine, old: Engine, epoch: int) -> None:

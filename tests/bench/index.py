@@ -1,7 +1,7 @@
 """What the prefix index costs: `python tests/bench/index.py [--blocks N]`.
 
-Prints nanoseconds per decoded, applied, removed and matched block, and bytes per block, for fleets in which
-each block is held by one worker or by two. Best of several rounds; memory by tracemalloc, without the prompts
+Prints nanoseconds per decoded, applied, removed, predicted and matched block, and bytes per block, for fleets in
+which each block is held by one worker or by two. Best of several rounds; memory by tracemalloc, without the prompts
 themselves.
 """
 
@@ -100,6 +100,33 @@ def writing(n_blocks: int) -> None:
     row("apply BlockRemoved", min(removes) / total, "ns/block")
 
 
+def predicting(n_blocks: int) -> None:
+    """Prompts predicted of a worker with events, and of one without that has room for a quarter of them."""
+    prompts = [
+        extend_chain(root_hash(ChainKey("m")), prompt(PROMPT_BLOCKS).token_ids, BLOCK_SIZE)
+        for _ in range(max(1, n_blocks // PROMPT_BLOCKS // 8))
+    ]
+    total, worker = len(prompts) * PROMPT_BLOCKS, WorkerId("w")
+    for name, capacity in (("", None), (", capacity", max(PROMPT_BLOCKS, total // 4))):
+        times: dict[str, list[int]] = {"new": [], "used again": [], "used again at once": []}
+        for _ in range(ROUNDS):
+            index = PrefixIndex(max_blocks=8 * n_blocks)
+            index.add_worker(worker, model="m", capacity=capacity)
+            start = time.perf_counter_ns()
+            for at, hashes in enumerate(prompts):
+                index.predict(worker, hashes, start=0, now=float(at), ttl=1e9)
+            times["new"].append(time.perf_counter_ns() - start)
+            held = [hashes for hashes in prompts if index.match(hashes).get(worker) == PROMPT_BLOCKS]
+            for later, again in ((1e6, "used again"), (1e6, "used again at once")):
+                start = time.perf_counter_ns()
+                for hashes in held:
+                    index.predict(worker, hashes, start=0, now=later, ttl=1e9)
+                times[again].append((time.perf_counter_ns() - start) * len(prompts) // len(held))
+        for what, taken in times.items():
+            each = min(taken) / total
+            row(f"predict{name}, {what}", each, f"ns/block = {each * PROMPT_BLOCKS / 1000:,.1f} us a prompt")
+
+
 def matching(n_blocks: int) -> None:
     """Hits of a short, a usual and a 100,000-token prompt among many others, held by 1, 8 and 64 workers."""
     index = PrefixIndex(max_blocks=2 * n_blocks + 64 * 8192)
@@ -140,6 +167,16 @@ def memory(n_blocks: int) -> None:
         used, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         row(f"memory, each block held by {n_holders}", used / len(index), "bytes/(block, worker)")
+    for name, capacity in (("", None), (" of a worker with a capacity", n_blocks)):
+        index = PrefixIndex(max_blocks=4 * n_blocks)
+        index.add_worker(WorkerId("w"), model="m", capacity=capacity)
+        tracemalloc.start()
+        for _ in range(n_blocks // PROMPT_BLOCKS):
+            chain = extend_chain(root_hash(ChainKey("m")), prompt(PROMPT_BLOCKS).token_ids, BLOCK_SIZE)
+            index.predict(WorkerId("w"), chain, start=0, now=0.0, ttl=1e9)
+        used, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        row(f"memory, predicted{name}", used / len(index), "bytes/block")
 
 
 def main() -> None:
@@ -149,6 +186,7 @@ def main() -> None:
     n_blocks = parser.parse_args().blocks
     decoding()
     writing(n_blocks)
+    predicting(n_blocks)
     matching(n_blocks)
     memory(n_blocks)
 

@@ -128,6 +128,127 @@ FORMS = {
         1.5,
         [["BlockStored", [-5], None, TOKENS[:4], 4, None, "GPU", None, {"cache_salt": "s1"}]],
     ],
+    # Maps and arrays in one batch, all that may be missing left out.
+    "vllm_map_in_map_signed": {
+        "ts": 1.5,
+        "events": [
+            {"type": "BlockStored", "block_hashes": [BIG - 2**64], "token_ids": TOKENS[:4], "block_size": 4},
+            ["BlockStored", [2], BIG, TOKENS[4:], 4, None],
+            ["BlockRemoved", [DIGEST]],
+        ],
+    },
+    "vllm_map_salt": [
+        1.5,
+        [
+            {
+                "type": "BlockStored",
+                "block_hashes": [DIGEST, b"\x02"],
+                "parent_block_hash": None,
+                "token_ids": TOKENS,
+                "block_size": 4,
+                "lora_id": 5,
+                "medium": "GPU",
+                "lora_name": "alice",
+                "extra_keys": [["alice", "s1"], ["alice"]],
+                "group_idx": 0,
+                "kv_cache_spec_kind": "full_attention",
+            },
+        ],
+        0,
+    ],
+    "vllm_map_copies_and_locality": [
+        1.5,
+        [
+            {
+                "type": "BlockStored",
+                "block_hashes": [7],
+                "parent_block_hash": None,
+                "token_ids": TOKENS[:4],
+                "block_size": 4,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+                "locality": "REMOTE",
+            },
+            {
+                "type": "BlockRemoved",
+                "block_hashes": [1, 2, DIGEST],
+                "medium": "GPU",
+                "remaining_copy_counts": [2, 0, 1],
+                "locality": "LOCAL",
+            },
+            {"type": "BlockRemoved", "block_hashes": [1, 2], "medium": "GPU", "remaining_copy_counts": [2]},
+        ],
+    ],
+    "sglang_maps": [
+        1.5,
+        [
+            {
+                "type": "BlockStored",
+                "block_hashes": [-5],
+                "parent_block_hash": None,
+                "token_ids": TOKENS[:4],
+                "block_size": 4,
+                "lora_id": None,
+                "medium": "GPU",
+                "cache_salt": "s1",
+                "session_id": "x",
+            },
+            {
+                "type": "BlockStored",
+                "block_hashes": [6],
+                "parent_block_hash": -5,
+                "token_ids": TOKENS[4:],
+                "block_size": 4,
+                "lora_id": None,
+                "medium": "CPU_PINNED",
+                "cache_salt": "s1",
+            },
+            {"type": "BlockRemoved", "block_hashes": [-5], "medium": "GPU"},
+            {"type": "AllBlocksCleared"},
+        ],
+        2,
+    ],
+    # Pages of two tokens each, as bigrams for speculative decoding: no token ids that a prompt could be matched with.
+    "sglang_bigrams": [
+        1.5,
+        [["BlockStored", [5], None, [[100, 101], [101, 102]], 2, None, "GPU"], ["AllBlocksCleared"]],
+    ],
+    "trtllm": [
+        1.5,
+        [
+            {
+                "type": "BlockStored",
+                "block_hashes": [BIG - 2**64, 2],
+                "token_ids": TOKENS,
+                "block_size": 4,
+            },
+            {
+                "type": "BlockStored",
+                "block_hashes": [3],
+                "token_ids": TOKENS[:4],
+                "block_size": 4,
+                "parent_block_hash": 2,
+                "lora_id": 5,
+            },
+            {"type": "BlockRemoved", "block_hashes": [BIG - 2**64]},
+        ],
+        0,
+    ],
+    "trtllm_images": [
+        1.5,
+        [
+            {
+                "type": "BlockStored",
+                "block_hashes": [1, 2],
+                "token_ids": TOKENS,
+                "block_size": 4,
+                "parent_block_hash": None,
+                "block_mm_infos": [None, {"mm_objects": [{"mm_hash": BIG, "offsets": [[0, 4]]}]}],
+            },
+        ],
+        0,
+    ],
     "vllm_images": [
         1.5,
         [["BlockStored", [BIG, 2], None, TOKENS, 4, None, "GPU", None, [None, [["image-digest", 3]]]]],
