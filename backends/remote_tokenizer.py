@@ -1,4 +1,4 @@
-"""Asks workers for the token ids of a prompt: `/tokenize` of vLLM and SGLang, for models whose tokenizer only they have.
+"""Asks workers for the token ids of a prompt, by `/tokenize` of vLLM and SGLang: the tokenizer may be theirs alone.
 
 Few questions are under way at once and none is waited for beyond its deadline: whoever asks can do without the answer.
 """
@@ -92,7 +92,7 @@ class RemoteTokenizer:
             except TypeError as error:  # lone surrogates, nesting too deep: the prompt's fault, not the worker's
                 raise RemoteTokenizeError("a prompt that is not valid JSON") from error
             ids = await self._ask(target, data)
-        except _Unavailable as trouble:
+        except _UnavailableError as trouble:
             self._rest(target.worker, trouble, loop.time())
             raise RemoteTokenizeError(str(trouble)) from trouble
         finally:
@@ -113,7 +113,7 @@ class RemoteTokenizer:
         targets = self._targets(model)
         return [each for each in targets if resting.get(each.worker, now) <= now] if resting else list(targets)
 
-    def _rest(self, worker: WorkerId, trouble: _Unavailable, now: float) -> None:
+    def _rest(self, worker: WorkerId, trouble: _UnavailableError, now: float) -> None:
         if worker not in self._resting or (trouble.lacking and worker not in self._lacking):
             log.info("worker %s does not tokenize: %s", worker, trouble)
         if trouble.lacking:
@@ -143,27 +143,27 @@ class RemoteTokenizer:
                 server_hostname=target.server_name,
             ) as response:
                 if response.status in _NO_SUCH_PATH:
-                    raise _Unavailable(f"status {response.status}", lacking=True)
+                    raise _UnavailableError(f"status {response.status}", lacking=True)
                 if response.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
                     raise RemoteTokenizeError(f"the worker refuses this prompt: status {response.status}")
                 if response.status != HTTPStatus.OK:
-                    raise _Unavailable(f"status {response.status}")
+                    raise _UnavailableError(f"status {response.status}")
                 body = bytearray()
                 async for piece in response.content.iter_any():
                     body += piece
                     if len(body) > 12 * max_tokens:
-                        raise _Unavailable("its answer is longer than any can be")
+                        raise _UnavailableError("its answer is longer than any can be")
         except TimeoutError as error:
-            raise _Unavailable("no answer in time") from error
+            raise _UnavailableError("no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _Unavailable(type(error).__name__) from error
+            raise _UnavailableError(type(error).__name__) from error
         try:
             return read_tokens(bytes(body), max_tokens=max_tokens)
         except RemoteTokenizeError as error:
-            raise _Unavailable("its answer holds no token ids") from error
+            raise _UnavailableError("its answer holds no token ids") from error
 
 
-class _Unavailable(Exception):
+class _UnavailableError(Exception):
     """The worker is not to be asked for a while."""
 
     def __init__(self, reason: str, *, lacking: bool = False) -> None:
@@ -174,7 +174,8 @@ class _Unavailable(Exception):
 def chat_request(model: str, fields: Mapping[str, object]) -> dict[str, object]:
     """A `/tokenize` request for the chat in a request's body."""
     chosen = {name: fields[name] for name in _CHAT_FIELDS if fields.get(name) is not None}
-    return {"model": model, "add_generation_prompt": True, **chosen}
+    generation = fields.get("continue_final_message") is not True
+    return {"model": model, "add_generation_prompt": generation, **chosen}
 
 
 def text_request(model: str, text: str, *, add_special_tokens: bool) -> dict[str, object]:

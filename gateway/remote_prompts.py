@@ -70,7 +70,6 @@ class RemoteReader:
         self._clock = clock
         self._under_way: dict[tuple[TextBytes, bool], list[tuple[PromptView, _Tail, Callable[[], None]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_trouble = False
 
     @property
     def available(self) -> bool:
@@ -81,9 +80,9 @@ class RemoteReader:
         """What is known of a prompt; never waits."""
         source = read_source(call, self._limits)
         fields, attachments = chat_without_attachments(call.fields)
-        text = TextBytes(b"") if source is None or source.ids is not None else canonical(call, source)
-        too_long = longest is not None and len(text) > longest * self._limits.taste_chars
-        if source is None or not text or attachments or too_long or len(text) > _MAX_BYTES:
+        readable = source is not None and source.ids is None and not attachments
+        text = canonical(call, source) if source is not None and readable else TextBytes(b"")
+        if source is None or not readable or len(text) > _MAX_BYTES:
             return self._text.read(call, adapter=adapter, block_sizes=block_sizes, longest=longest)
         special, salt = _adds_special(call, source), salt_of(call)
         known = self._memory.find(text, special=special)
@@ -132,14 +131,18 @@ class RemoteReader:
         ids: TokenIds | None = None
         try:
             ids = await self._remote.tokenize(self.name, tail.request)
+        except RemoteTokenizeError:
+            pass  # the tokenizer tells it, where it is a worker's fault
+        except asyncio.CancelledError:
+            del self._under_way[prompt]
+            raise
+        except Exception:
+            log.exception("model %s: a prompt could not be tokenized", self.name)
+        else:
             self._memory.remember(tail.text, ids, special=tail.special)
-            self._tell_trouble("")
-        except RemoteTokenizeError as error:
-            self._tell_trouble(str(error))
-        finally:
-            for view, each, done in self._under_way.pop(prompt):
-                _fill(view, each, ids)
-                done()
+        for view, each, done in self._under_way.pop(prompt):
+            _fill(view, each, ids)
+            done()
 
     def _may_be_held(self, view: PromptView) -> bool:
         """Could more tokens lengthen any worker's match? Only where one holds all that is known, be it nothing."""
@@ -147,15 +150,6 @@ class RemoteReader:
             max(self._index.match(blocks.hashes).values(), default=0) == len(blocks.hashes)
             for blocks in view.blocks.values()
         )
-
-    def _tell_trouble(self, trouble: str) -> None:
-        if bool(trouble) is self._in_trouble:
-            return
-        self._in_trouble = bool(trouble)
-        if trouble:
-            log.warning("model %s: its workers did not tokenize a prompt, it is routed by its text: %s", self.name, trouble)
-        else:
-            log.info("model %s: its workers tokenize again", self.name)
 
 
 def _adds_special(call: Call, source: PromptSource) -> bool:

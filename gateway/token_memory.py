@@ -92,14 +92,17 @@ class TokenMemory:
         self._records[key] = record
         self.bytes += record.bytes
         shared, common = self._shared(marks, ids)
+        n_tokens = len(ids) // TOKEN_BYTES
         for at, mark in enumerate(marks, 1):
-            if at < shared and mark in self._marks:
-                n_tokens = min(self._marks[mark][2], common)
-            elif at == shared:
-                n_tokens = common
+            before = self._marks.get(mark)
+            if at == shared:
+                n_before = common
+            elif at > shared:
+                n_before = max(_estimate(n_tokens, at * MARK_BYTES, len(text)), common)
             else:
-                n_tokens = max(_estimate(len(ids) // TOKEN_BYTES, at * MARK_BYTES, len(text)), common)
-            self._marks[mark] = (record, key, n_tokens)
+                guessed = _estimate(n_tokens, at * MARK_BYTES, len(text)) if before is None else before[2]
+                n_before = min(guessed, common)
+            self._marks[mark] = (record, key, n_before)
         while self.bytes > self.max_bytes:
             self._forget(next(iter(self._records)))
 

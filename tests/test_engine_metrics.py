@@ -142,7 +142,7 @@ def test_both_names_of_one_thing_count_once() -> None:
     [
         b'vllm:num_requests_running{model_name="a } b, c=\\"d\\" \\\\",engine="0"} 3',
         b'vllm:num_requests_running{model_name="\xff\xfe"} 3.0 1760000000000',
-        b"vllm:num_requests_running 3 # {trace_id=\"a\"} 0.5",
+        b'vllm:num_requests_running 3 # {trace_id="a"} 0.5',
         b"vllm:num_requests_running\t3",
         b"vllm:num_requests_running{} 3",
         b'vllm:num_requests_running { engine = "0" } 3'.replace(b" = ", b"="),
