@@ -19,6 +19,7 @@ from backends.discovery.base import Discovery, Found, in_order
 from backends.discovery.dns import DnsDiscovery
 from backends.discovery.dns_answers import Change, LastKnown, Service, best_services, from_addresses, from_services
 from backends.discovery.static import StaticDiscovery
+from tests.gateway_fixtures import eventually
 
 NAME = "workers.test."
 
@@ -138,9 +139,7 @@ async def following(server: NameServer, name: str = NAME, **settings: object) ->
 async def asked(server: NameServer, more: int = 6) -> None:
     """Wait until the server has had so many more questions."""
     target = len(server.questions) + more
-    async with asyncio.timeout(5):
-        while len(server.questions) < target:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: len(server.questions) >= target)
 
 
 async def test_workers_come_and_go(server: NameServer) -> None:
@@ -215,9 +214,7 @@ async def test_a_server_in_trouble_changes_nothing(
         server.silent = fault == "silent"
         server.garbage = fault == "garbage"
         server.rcode = {"refused": dns.rcode.REFUSED, "failing": dns.rcode.SERVFAIL}.get(fault, dns.rcode.NOERROR)
-        async with asyncio.timeout(10):
-            while "lookup failed" not in caplog.text:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: "lookup failed" in caplog.text, timeout=10)
         await asked(server, 8)
         assert len(follower.sets) == 1
         server.silent = server.garbage = False
