@@ -75,8 +75,10 @@ def _part_chars(part: object) -> int:
     return len(text) if type(text) is str else 1
 
 
-def chat_without_attachments(fields: Mapping[str, object]) -> tuple[Mapping[str, object], tuple[bytes, ...]]:
-    """A chat whose parts are all text, and a digest of each part that was not.
+def chat_without_attachments(
+    fields: Mapping[str, object], *, inline: bool = False
+) -> tuple[Mapping[str, object], tuple[bytes, ...]]:
+    """A chat whose parts are all text, and a digest of each part that was not; `inline` writes it in its place, too.
 
     An engine puts tokens of its own where an attachment stands, so that its chain cannot be foretold from there on.
     With the digests in the chain's root, equal attachments still meet on one worker.
@@ -85,11 +87,11 @@ def chat_without_attachments(fields: Mapping[str, object]) -> tuple[Mapping[str,
     if type(messages) is not list:
         return fields, ()
     digests: list[bytes] = []
-    shaped = [_without_attachments(message, digests) for message in messages]
+    shaped = [_without_attachments(message, digests, inline=inline) for message in messages]
     return ({**fields, "messages": shaped}, tuple(digests)) if digests else (fields, ())
 
 
-def _without_attachments(message: object, digests: list[bytes]) -> object:
+def _without_attachments(message: object, digests: list[bytes], *, inline: bool) -> object:
     content = message.get("content") if type(message) is dict else None
     if type(content) is not list or type(message) is not dict:
         return message
@@ -97,7 +99,7 @@ def _without_attachments(message: object, digests: list[bytes]) -> object:
     for part in content:
         if type(part) is dict and part.get("type") not in _TEXT_PARTS:
             digests.append(xxh3_128_digest(orjson.dumps(part)))
-            parts.append(_ATTACHMENT)
+            parts.append({"type": "text", "text": f"<attachment {digests[-1].hex()}>"} if inline else _ATTACHMENT)
         else:
             parts.append(part)
     return {**message, "content": parts}

@@ -3,6 +3,9 @@
 Text that was seen before costs a lookup. A short new tail is tokenized at once, on the loop. Of a long new tail only
 a taste is: if no worker holds everything known up to there, no further token can lengthen any worker's match, and the
 request need not wait. Otherwise, and for the prediction in any case, the rest is tokenized in a thread.
+
+Models without a configured tokenizer have readers of their own, in `text_prompts` and `remote_prompts`;
+`reader_table` says which is used when.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol, cast
 
 from cache.block_hash import ChainKey
 from cache.chat_messages import chat_size
@@ -54,8 +57,8 @@ class PromptView:
 
     tokens: int
     blocks: dict[int, PromptBlocks] = field(default_factory=dict)
-    rest: list[tuple[int, PromptScan]] = field(default_factory=list)
-    """Scans with a tail that nobody has tokenized yet."""
+    rest: Sequence[object] = ()
+    """What nobody has tokenized yet, for the `resolve` of the reader that made this view."""
     matters: bool = False
     """True where the rest may lengthen a match, so that the decision should wait for it."""
     confirmable: bool = True
@@ -64,8 +67,22 @@ class PromptView:
     """Share of its batch that the prompt which was read is."""
 
 
-class PromptReader:
+class Reader(Protocol):
     """Reads the prompts of one model."""
+
+    def read(self, call: Call, *, adapter: str, block_sizes: Sequence[int], longest: int | None) -> PromptView:
+        """Look at a prompt; never waits. `longest` is the longest prompt in tokens that any worker can hold, where
+        that is known.
+        """
+
+    def resolve(self, view: PromptView, done: Callable[[], None]) -> bool:
+        """Begin to find out the rest; `done` is called on the loop, not from within this call, once `view` is complete
+        (or never will be). False where nothing was begun.
+        """
+
+
+class PromptReader:
+    """Reads the prompts of a model whose tokenizer is at hand. A `Reader`."""
 
     def __init__(
         self,
@@ -109,12 +126,12 @@ class PromptReader:
         """Tokenize the rest in a thread; `done` is called on the loop once `view` is complete (or never will be).
         False where too many wait already, and nothing was begun. A prompt that is under way is not begun twice.
         """
-        rest = view.rest
+        rest = cast("Sequence[tuple[int, PromptScan]]", view.rest)
         prompt = tuple([(size, scan.whole_key) for size, scan in rest])
         waiting = self._under_way.get(prompt)
         if waiting is None and len(self._under_way) >= _MAX_PENDING:
             return False
-        view.rest = []
+        view.rest = ()
         if waiting is not None:
             waiting.append((view, done))
             return True
@@ -190,7 +207,7 @@ class PromptReader:
                 scan = cache.finish(scan, cache.encode(scan, max_chars=limits.taste_chars))
         self._take(view, size, scan.known, scan)
         if not scan.complete:
-            view.rest.append((size, scan))
+            view.rest = [*view.rest, (size, scan)]
             hashes = scan.known.hashes
             deepest = max(self._index.match(hashes).values(), default=0)
             view.matters = view.matters or deepest == len(hashes)

@@ -183,7 +183,8 @@ class DnsDiscovery:
             case Change.FAILED:
                 log.warning("%s: lookup failed, the %d workers known stay: %s", self._name, count, reason)
             case Change.EMPTY:
-                log.warning("%s has no records; the %d workers known stay for a while", self._name, count)
+                stay = f"; the {count} workers known stay for a while" if count else ""
+                log.warning("%s has no records%s", self._name, stay)
             case Change.GIVEN_UP:
                 log.warning("%s still has no records: its workers are gone", self._name)
             case Change.RECOVERED:

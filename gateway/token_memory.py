@@ -1,0 +1,151 @@
+"""Remembers the token ids that workers told for prompts, and what follows from them for prompts that begin alike. Pure.
+
+A prompt seen before is known as a whole. Of a new one the longest beginning that is known of another is looked up, at
+marks every `MARK_BYTES` of text. How many tokens lie before a mark is learnt exactly from two prompts that part behind
+it; before that it is estimated from below. An estimate that is wrong costs a prefill, never an answer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from sys import getsizeof
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_128_digest
+
+from cache.block_hash import TOKEN_BYTES, ChainKey
+from cache.text_blocks import TOKEN_TEXT_BYTES, TextBytes, hash_text
+from policies.types import BlockHash, TokenIds
+
+MARK_BYTES: Final = 512
+_CAUTION: Final = 0.25
+"""How much less than proportional an estimate is in the middle of a text, as a share of its nearer half."""
+_END_TOKENS: Final = 16
+"""Tokens at the end of a prompt that a longer one need not share: the generation prompt, a word that goes on."""
+_RECORD_BYTES: Final = 320
+_MARK_COST: Final = 240
+"""What an entry of either table costs, with the objects it holds."""
+
+
+class Known(NamedTuple):
+    """The leading token ids of a prompt."""
+
+    ids: TokenIds
+    text_bytes: int
+    """Of the text that they cover, about."""
+    complete: bool
+
+
+class _Record:
+    """One prompt whose ids are known."""
+
+    __slots__ = ("ids", "marks")
+
+    def __init__(self, ids: TokenIds, marks: list[BlockHash]) -> None:
+        self.ids = ids
+        self.marks = marks
+
+    @property
+    def bytes(self) -> int:
+        return getsizeof(self.ids) + _RECORD_BYTES + len(self.marks) * _MARK_COST
+
+
+class TokenMemory:
+    """See the module. Bounded in bytes, the least recently used prompts are dropped first."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self._records: OrderedDict[bytes, _Record] = OrderedDict()
+        self._marks: dict[BlockHash, tuple[_Record, bytes, int]] = {}
+        """By the chained hash of all text before a mark: the record that has its tokens, its key, and how many."""
+
+    def __len__(self) -> int:
+        """Prompts remembered."""
+        return len(self._records)
+
+    def find(self, text: TextBytes, *, special: bool) -> Known:
+        """What is known of a prompt. `special` says that the engine adds special tokens to it."""
+        key = _whole(text, special=special)
+        whole = self._records.get(key)
+        if whole is not None:
+            self._records.move_to_end(key)
+            return Known(whole.ids, len(text), complete=True)
+        marks = _marks(text, special=special)
+        for at in range(len(marks), 0, -1):
+            entry = self._marks.get(marks[at - 1])
+            if entry is not None:
+                record, owner, n_tokens = entry
+                self._records.move_to_end(owner)
+                return Known(TokenIds(record.ids[: n_tokens * TOKEN_BYTES]), at * MARK_BYTES, complete=False)
+        return Known(TokenIds(b""), 0, complete=False)
+
+    def remember(self, text: TextBytes, ids: TokenIds, *, special: bool) -> None:
+        """Keep the ids of a whole prompt, unless they alone are beyond the bound."""
+        key = _whole(text, special=special)
+        if key in self._records:
+            self._forget(key)
+        marks = _marks(text, special=special)
+        record = _Record(ids, marks)
+        if record.bytes > self.max_bytes:
+            return
+        self._records[key] = record
+        self.bytes += record.bytes
+        shared, common = self._shared(marks, ids)
+        n_tokens = len(ids) // TOKEN_BYTES
+        for at, mark in enumerate(marks, 1):
+            before = self._marks.get(mark)
+            if at == shared:
+                n_before = common
+            elif at > shared:
+                n_before = max(_estimate(n_tokens, at * MARK_BYTES, len(text)), common)
+            else:
+                guessed = _estimate(n_tokens, at * MARK_BYTES, len(text)) if before is None else before[2]
+                n_before = min(guessed, common)
+            self._marks[mark] = (record, key, n_before)
+        while self.bytes > self.max_bytes:
+            self._forget(next(iter(self._records)))
+
+    def _shared(self, marks: list[BlockHash], ids: TokenIds) -> tuple[int, int]:
+        """The last mark that another prompt has too, counted from 1, and how many leading tokens the two share."""
+        for at in range(len(marks), 0, -1):
+            entry = self._marks.get(marks[at - 1])
+            if entry is not None:
+                return at, common_tokens(entry[0].ids, ids)
+        return 0, 0
+
+    def _forget(self, key: bytes) -> None:
+        record = self._records.pop(key)
+        self.bytes -= record.bytes
+        for mark in record.marks:
+            entry = self._marks.get(mark)
+            if entry is not None and entry[0] is record:
+                del self._marks[mark]
+
+
+def common_tokens(a: TokenIds, b: TokenIds) -> int:
+    """How many leading ids are equal."""
+    low, high = 0, min(len(a), len(b)) // TOKEN_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low * TOKEN_BYTES : middle * TOKEN_BYTES] == b[low * TOKEN_BYTES : middle * TOKEN_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _estimate(n_tokens: int, before: int, length: int) -> int:
+    """Tokens that surely lie before a place in a text, most likely."""
+    nearer = min(before, length - before)
+    return max(int(n_tokens * (before - _CAUTION * nearer) / length) - _END_TOKENS, 0)
+
+
+def _whole(text: TextBytes, *, special: bool) -> bytes:
+    return xxh3_128_digest(text, seed=int(special))
+
+
+def _marks(text: TextBytes, *, special: bool) -> list[BlockHash]:
+    # The tokens of a text are the same under every adapter and salt.
+    key = ChainKey("", MARK_BYTES // TOKEN_TEXT_BYTES, salt="special" if special else "")
+    return list(hash_text(key, text).hashes)
