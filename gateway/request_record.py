@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gateway.dialects.base import NO_USAGE, Usage
+from gateway.telemetry.trace_context import TraceContext
 from policies.routing import RouteDecision, WorkerView
 from policies.types import Tier, WorkerId
 
@@ -63,7 +64,7 @@ class RequestRecord:
     __slots__ = (
         "arrived", "attempts", "cached_tokens", "dialect", "error", "finished_at", "first_byte_at", "kind", "method",
         "model", "outcome", "path", "prompt_tokens", "request_id", "response_bytes", "response_model", "routed_at",
-        "session", "status", "streams", "traceparent", "usage",
+        "session", "status", "streams", "trace", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, request_id: bytes, method: bytes, path: bytes, arrived: float) -> None:
@@ -72,6 +73,7 @@ class RequestRecord:
         self.path = path
         self.arrived = arrived
         self.traceparent: bytes | None = None  # as the client sent it
+        self.trace: TraceContext | None = None  # where a span is made: what went on to the worker
         self.kind = ""  # of the route, "" where there is none
         self.dialect = ""
         self.model: str | None = None  # as served, not as the client named it

@@ -1,0 +1,110 @@
+"""A request's record as JSON: in one line of a list, and with the whole explanation of where it went. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from gateway.telemetry.spans import shown
+
+if TYPE_CHECKING:
+    from gateway.request_record import Attempt, RequestRecord
+    from policies.routing import WorkerView
+
+_DIGITS: Final = 6
+
+
+def summary(record: RequestRecord, epoch: float) -> dict[str, object]:
+    """One line of the list. `epoch` is the wall clock, in seconds since 1970, when the loop's stood at 0."""
+    first = record.first_byte_at
+    return {
+        "id": shown(record.request_id),
+        "arrived": datetime.fromtimestamp(epoch + record.arrived, UTC).isoformat(timespec="milliseconds"),
+        "method": shown(record.method),
+        "path": shown(record.path),
+        "model": record.model,
+        "outcome": record.outcome.value,
+        "status": record.status,
+        "error": record.error or None,
+        "worker": record.worker,
+        "retries": max(0, len(record.attempts) - 1),
+        "prompt_tokens": record.prompt_tokens,
+        "predicted_cached_tokens": record.cached_tokens,
+        "reported_cached_tokens": record.usage.cached,
+        "completion_tokens": record.usage.completion,
+        "time_to_first_byte_s": _seconds(first - record.arrived) if first else None,
+        "duration_s": _seconds(record.finished_at - record.arrived),
+    }
+
+
+def explanation(record: RequestRecord, epoch: float) -> dict[str, object]:
+    """Everything that is known of it."""
+    trace = record.trace
+    return {
+        **summary(record, epoch),
+        "dialect": record.dialect or None,
+        "route": record.kind or None,
+        "stream": record.streams,
+        "session_affinity": record.session,
+        "response_model": record.response_model,
+        "reported_prompt_tokens": record.usage.prompt,
+        "response_bytes": record.response_bytes,
+        "trace_id": trace.trace_id.decode() if trace is not None else None,
+        "times_s": _times(record),
+        "attempts": [
+            _attempt(record, attempt, last=attempt is record.attempts[-1]) for attempt in record.attempts
+        ],
+    }
+
+
+def _times(record: RequestRecord) -> dict[str, float | None]:
+    """Seconds after the request arrived, in the order of the stages."""
+    stages = {"routed": record.routed_at, "first_byte": record.first_byte_at, "finished": record.finished_at}
+    return {name: _seconds(at - record.arrived) if at else None for name, at in stages.items()}
+
+
+def _attempt(record: RequestRecord, attempt: Attempt, *, last: bool) -> dict[str, object]:
+    return {
+        "worker": attempt.worker,
+        "after_s": _seconds(attempt.at - record.arrived),
+        "why": _why(record, attempt),
+        "predicted_cached_tokens": attempt.decision.cached_tokens,
+        "candidates": [_candidate(attempt, at, view) for at, view in enumerate(attempt.candidates)],
+        "result": attempt.fault or (record.outcome.value if last else "given up"),
+    }
+
+
+def _candidate(attempt: Attempt, at: int, view: WorkerView) -> dict[str, object]:
+    costs = attempt.decision.costs
+    tiers = attempt.tiers.get(view.id) if attempt.tiers is not None else None
+    return {
+        "worker": view.id,
+        "chosen": at == attempt.decision.chosen,
+        "cost": round(costs[at], _DIGITS) if at < len(costs) else None,
+        "active_requests": view.active,
+        "queued_tokens": round(view.queued_tokens, 1),
+        "recent_tokens": round(view.recent_tokens, 1),
+        "prefill_tokens_per_s": round(view.prefill_rate, 1) if view.prefill_rate is not None else None,
+        "cached_tokens": attempt.cached.get(view.id, 0),
+        "blocks_by_tier": {tier.value: blocks for tier, blocks in tiers.items()} if tiers else None,
+    }
+
+
+def _why(record: RequestRecord, attempt: Attempt) -> str:
+    """The choice in a sentence."""
+    candidates, costs, chosen = attempt.candidates, attempt.decision.costs, attempt.decision.chosen
+    if record.session:
+        return "its session is there"
+    if len(candidates) == 1:
+        return "the only candidate"
+    if len(costs) != len(candidates):
+        return f"picked from {len(candidates)} by the routing policy, which has no costs"
+    cost, others = costs[chosen], [other for at, other in enumerate(costs) if at != chosen]
+    if cost <= min(others):
+        beside = "equal to the next" if cost == min(others) else f"the next is {min(others):.4g}"
+        return f"lowest cost of {len(candidates)}: {cost:.4g}, {beside}"
+    return f"cost {cost:.4g}, not the lowest of {len(candidates)}, {min(others):.4g}: the routing policy has other reasons"
+
+
+def _seconds(value: float) -> float:
+    return round(value, _DIGITS)

@@ -1,0 +1,299 @@
+"""Metrics: each number is what happened, labels stay bounded, and the text is what Prometheus reads."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from backends.kv_subscriber import FeedStats
+from backends.worker_status import Standing
+from cache.prompt_blocks import PromptBlockCache
+from gateway.dialects.base import Usage
+from gateway.request_record import Outcome
+from gateway.telemetry.cache_drift import CacheDrift
+from gateway.telemetry.exposition import make_registry, render
+from gateway.telemetry.gauges import TokenCache
+from gateway.telemetry.metrics import RequestMetrics
+from gateway.telemetry.series import Histogram
+from policies.types import WorkerId
+from tests.gateway_fixtures import model_text
+from tests.record_fixtures import W0, W1, attempt, record
+from tests.telemetry_fixtures import Numbers, status
+
+ROOT = Path(__file__).parent.parent
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def made(numbers: Numbers | None = None) -> tuple[RequestMetrics, CollectorRegistry]:
+    requests = RequestMetrics()
+    return requests, make_registry((numbers or Numbers()).gauges(), requests)
+
+
+def value(registry: CollectorRegistry, name: str, labels: Mapping[str, str] | None = None) -> float | None:
+    return registry.get_sample_value(name, dict(labels or {}))
+
+
+# --- requests ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_counted_once_by_route_model_outcome_and_status() -> None:
+    requests, registry = made()
+    requests.finished(record())
+    requests.finished(record())
+    requests.finished(record(outcome=Outcome.CUT, error="answer ended early"))
+    requests.finished(record(outcome=Outcome.FAILED, status=502))
+    labels = {"route": "chat", "model": "m", "outcome": "ok", "status": "2xx"}
+    assert value(registry, "prefixgate_requests_total", labels) == 2
+    assert value(registry, "prefixgate_requests_total", {**labels, "outcome": "cut"}) == 1
+    assert value(registry, "prefixgate_requests_total", {**labels, "outcome": "failed", "status": "5xx"}) == 1
+
+
+def test_a_clients_word_never_becomes_a_label() -> None:
+    requests, registry = made()
+    for number in range(50):
+        requests.finished(record(attempts=[], model=f"invented-{number}", outcome=Outcome.CLIENT_ERROR, status=404))
+    labels = {"route": "chat", "model": "", "outcome": "client_error", "status": "4xx"}
+    assert value(registry, "prefixgate_requests_total", labels) == 50
+    families = [family for family in registry.collect() if family.name == "prefixgate_requests"]
+    assert len(families[0].samples) == 1
+
+
+def test_times_and_tokens_go_where_the_conventions_say() -> None:
+    requests, registry = made()
+    requests.finished(record(usage=Usage(130, 11, 90)))
+    requests.finished(record(streams=False, usage=Usage(30, 1, None)))
+    labels = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "m"}
+    duration = "gen_ai_server_request_duration_seconds"
+    assert value(registry, f"{duration}_count", labels) == 2
+    assert value(registry, f"{duration}_sum", labels) == pytest.approx(2.1)
+    assert value(registry, f"{duration}_bucket", {**labels, "le": "1.0"}) == 0
+    assert value(registry, f"{duration}_bucket", {**labels, "le": "2.5"}) == 2
+    assert value(registry, f"{duration}_bucket", {**labels, "le": "+Inf"}) == 2
+    # Only the stream has a first token and a rate.
+    assert value(registry, "gen_ai_server_time_to_first_token_seconds_count", labels) == 1
+    assert value(registry, "gen_ai_server_time_to_first_token_seconds_sum", labels) == pytest.approx(0.05)
+    assert value(registry, "gen_ai_server_time_per_output_token_seconds_sum", labels) == pytest.approx(0.1)
+    usage = "gen_ai_client_token_usage_sum"
+    assert value(registry, usage, {**labels, "gen_ai_token_type": "input"}) == 160
+    assert value(registry, usage, {**labels, "gen_ai_token_type": "output"}) == 12
+    route = {"route": "chat", "model": "m"}
+    assert value(registry, "prefixgate_prompt_tokens_total", route) == 256
+    assert value(registry, "prefixgate_predicted_cached_tokens_total", route) == 192
+    assert value(registry, "prefixgate_reported_cached_tokens_total", route) == 90
+    assert value(registry, "prefixgate_completion_tokens_total", route) == 12
+
+
+def test_a_request_that_failed_tells_no_speed() -> None:
+    requests, registry = made()
+    requests.finished(record(status=503, outcome=Outcome.WORKER_ERROR))
+    requests.finished(record(outcome=Outcome.CUT, usage=Usage(10, 5, None)))
+    labels = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "m"}
+    assert value(registry, "gen_ai_server_request_duration_seconds_count", labels) == 2
+    assert value(registry, "gen_ai_server_time_to_first_token_seconds_count", labels) == 1
+    assert value(registry, "gen_ai_server_time_per_output_token_seconds_count", labels) is None
+
+
+def test_faults_and_retries_belong_to_the_worker_that_failed() -> None:
+    requests, registry = made(Numbers(statuses=[status("w0"), status("w1")]))
+    requests.finished(record(attempts=[attempt(W0, fault="connection refused"), attempt(W1)]))
+    requests.finished(record(attempts=[attempt(W0, fault="no answer in time")], outcome=Outcome.FAILED, status=504))
+    refused = {"worker": "w0", "fault": "connection refused"}
+    late = {"worker": "w0", "fault": "no answer in time"}
+    assert value(registry, "prefixgate_attempts_total", {"worker": "w0"}) == 2
+    assert value(registry, "prefixgate_attempts_total", {"worker": "w1"}) == 1
+    assert value(registry, "prefixgate_faults_total", refused) == 1
+    assert value(registry, "prefixgate_faults_total", late) == 1
+    assert value(registry, "prefixgate_retries_total", refused) == 1
+    assert value(registry, "prefixgate_retries_total", late) is None
+
+
+def test_labels_stay_bounded_whatever_comes_and_nothing_is_lost() -> None:
+    requests, registry = made(Numbers(statuses=[status("w0"), status("w1")]))
+    for number in range(2000):
+        requests.finished(record(model=f"m{number}", attempts=[attempt(fault=f"odd {number}")]))
+    families = {family.name: family.samples for family in registry.collect()}
+    assert len(families["prefixgate_requests"]) <= 1001
+    assert sum(sample.value for sample in families["prefixgate_requests"]) == 2000
+    assert len(families["prefixgate_faults"]) <= 33
+    assert sum(sample.value for sample in families["prefixgate_faults"]) == 2000
+
+
+def test_the_series_of_a_worker_that_has_gone_end_with_it() -> None:
+    numbers = Numbers(statuses=[status("w0"), status("w1")])
+    requests, registry = made(numbers)
+    requests.finished(record(attempts=[attempt(W0, fault="connection refused"), attempt(W1)]))
+    numbers.statuses = [status("w1")]
+    list(registry.collect())
+    assert value(registry, "prefixgate_attempts_total", {"worker": "w0"}) is None
+    assert value(registry, "prefixgate_attempts_total", {"worker": "w1"}) == 1
+
+
+# --- what is cached, and what was thought to be ------------------------------------------------------------
+
+
+def test_predicted_and_reported_are_compared_where_the_worker_reports() -> None:
+    requests, registry = made()
+    requests.finished(record(usage=Usage(128, 5, 64)))
+    requests.finished(record(usage=Usage(128, 5, 128)))
+    requests.finished(record(usage=Usage(128, 5, None)))
+    worker = {"worker": "w1"}
+    assert value(registry, "prefixgate_worker_cached_tokens_predicted_total", worker) == 192
+    assert value(registry, "prefixgate_worker_cached_tokens_reported_total", worker) == 192
+    assert value(registry, "prefixgate_worker_cached_tokens_missed_total", worker) == 32
+    assert value(registry, "prefixgate_worker_cached_tokens_drift_ratio", worker) == pytest.approx(-0.000625)
+
+
+def test_one_line_tells_that_they_drift_apart_and_one_that_they_are_together_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    requests, _ = made()
+    for reported in (0, 96):
+        for _ in range(200):
+            requests.finished(record(usage=Usage(128, 5, reported)))
+    lines = [entry.getMessage() for entry in caplog.records]
+    assert len(lines) == 2
+    assert re.fullmatch(r"worker w1: .* drift apart: it reports \d\d% of the prompts less cached than predicted", lines[0])
+    assert lines[1] == "worker w1: cached tokens are as predicted again"
+
+
+def test_a_few_odd_requests_are_no_drift() -> None:
+    drift = CacheDrift()
+    assert not any(drift.compare(100, 0, 100) for _ in range(19))
+    assert drift.compare(100, 0, 100)
+
+
+# --- histograms --------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0, 10), max_size=40))
+def test_a_histogram_counts_as_the_format_says(values: list[float]) -> None:
+    histogram = Histogram((0.5, 1.0, 2.0))
+    for one in values:
+        histogram.observe(one)
+    ends = {"0.5": 0.5, "1.0": 1.0, "2.0": 2.0, "+Inf": float("inf")}
+    assert dict(histogram.buckets()) == {name: sum(one <= end for one in values) for name, end in ends.items()}
+    assert histogram.n == len(values)
+    assert histogram.total == pytest.approx(sum(values))
+
+
+# --- gauges ------------------------------------------------------------------------------------------------
+
+
+def test_gauges_are_read_at_the_moment_of_the_scrape() -> None:
+    numbers = Numbers(statuses=[status(blocks_known=10)])
+    _, registry = made(numbers)
+    assert value(registry, "prefixgate_worker_index_blocks", {"worker": "w1"}) == 10
+    numbers.statuses = [status(blocks_known=7, standing=Standing.EJECTED, kv_feed=None, running=None)]
+    numbers.ready = (False, "draining")
+    worker = {"worker": "w1"}
+    assert value(registry, "prefixgate_worker_index_blocks", worker) == 7
+    assert value(registry, "prefixgate_worker_standing", {**worker, "standing": "ejected"}) == 1
+    assert value(registry, "prefixgate_worker_standing", {**worker, "standing": "ready"}) == 0
+    assert value(registry, "prefixgate_worker_queued_tokens", worker) == 70.5
+    assert value(registry, "prefixgate_worker_running_requests", worker) is None
+    assert value(registry, "prefixgate_worker_kv_feed_live", worker) is None
+    assert value(registry, "prefixgate_worker_ejections_total", worker) == 1
+    assert value(registry, "prefixgate_ready") == 0
+    assert value(registry, "prefixgate_requests_in_flight") == 2
+    assert value(registry, "prefixgate_client_connections") == 9
+    assert value(registry, "prefixgate_held_bytes") == 12345
+    assert value(registry, "prefixgate_index_blocks") == 321
+    assert value(registry, "prefixgate_spans_total", {"result": "dropped"}) == 1
+    assert value(registry, "prefixgate_token_cache_bytes", {"model": "m"}) == 7000
+
+
+def test_the_ranks_of_one_worker_are_added_up() -> None:
+    feeds = [(WorkerId("w1"), FeedStats(batches=3, gaps=1)), (WorkerId("w1"), FeedStats(batches=4, forgotten=2))]
+    _, registry = made(Numbers(feeds=feeds))
+    worker = {"worker": "w1"}
+    assert value(registry, "prefixgate_kv_feed_batches_total", worker) == 7
+    assert value(registry, "prefixgate_kv_feed_gaps_total", worker) == 1
+    assert value(registry, "prefixgate_kv_feed_forgotten_total", worker) == 2
+
+
+def test_the_program_s_own_token_cache_can_be_read() -> None:
+    cache: TokenCache = PromptBlockCache(model_text().tokenizer, max_bytes=1 << 20)
+    assert (cache.hits, cache.misses, cache.reused_chars, cache.new_chars) == (0, 0, 0, 0)
+    assert cache.bytes > 0
+
+
+def test_a_source_that_fails_is_left_out_and_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    numbers = Numbers(feeds=None)  # type: ignore[arg-type]  # what it cannot read
+    requests, registry = made(numbers)
+    requests.finished(record())
+    for scrape in range(1, 4):
+        names = {family.name for family in registry.collect()}
+        assert "prefixgate_worker_standing" in names
+        assert "prefixgate_kv_feed_batches" not in names
+        assert value(registry, "prefixgate_scrape_errors_total") == 2 * scrape  # each read is a scrape
+    assert [entry.getMessage() for entry in caplog.records] == ["metrics of feeds could not be read"]
+
+
+# --- the text ----------------------------------------------------------------------------------------------
+
+
+def busy() -> CollectorRegistry:
+    """A registry in which every metric has a value."""
+    requests, registry = made(Numbers(statuses=[status("w0"), status("w1")]))
+    requests.finished(record(attempts=[attempt(W0, fault="connection refused"), attempt(W1)], usage=Usage(130, 11, 90)))
+    requests.finished(record(model='odd "name"\\\n'))
+    return registry
+
+
+async def test_prometheus_gets_its_text_and_openmetrics_where_it_asks() -> None:
+    text, kind = await render(busy())
+    assert kind.startswith("text/plain; version=")
+    assert b"# EOF" not in text
+    classic = {family.name for family in parse_text(text.decode())}
+    text, kind = await render(busy(), OPENMETRICS)
+    assert kind.startswith("application/openmetrics-text; version=1.0.0")
+    assert text.endswith(b"\n# EOF\n")
+    assert text.count(b"# EOF") == 1
+    families = {family.name: family for family in parse_openmetrics(text.decode())}
+    assert {name.removesuffix("_total").removesuffix("_info") for name in classic} == {
+        name.removesuffix("_info") for name in families
+    }
+    models = {sample.labels["model"] for sample in families["prefixgate_requests"].samples}
+    assert models == {"m", 'odd "name"\\\n'}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Debian's prometheus package")
+async def test_promtool_has_nothing_to_say_about_them() -> None:
+    text, _ = await render(busy())
+    lines = [line for line in text.decode().splitlines(keepends=True) if "process_" not in line]
+    result = subprocess.run(["promtool", "check", "metrics"], input="".join(lines), capture_output=True, text=True, timeout=20)
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")
+
+
+async def test_no_prompt_no_key_and_no_request_id_is_in_them() -> None:
+    requests, registry = made()
+    requests.finished(record(b"canary-request-id"))
+    text, _ = await render(registry)
+    assert b"canary" not in text
+
+
+def documented() -> set[str]:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    section = page.split("\n## Metrics\n")[1].split("\n## ")[0]
+    return set(re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE))
+
+
+def test_every_metric_is_documented_and_every_documented_metric_exists() -> None:
+    names = {
+        {"counter": f"{family.name}_total", "info": f"{family.name}_info"}.get(family.type, family.name)
+        for family in busy().collect()
+        if not family.name.startswith("process_")
+    }
+    assert names == documented()
