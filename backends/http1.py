@@ -25,9 +25,7 @@ _HOP_FIELDS: Final = (
 )
 _CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key", b"cookie")
 # End-to-end fields that do not simply go on: whose they are, where they came from, and what they belong to.
-_APART_FIELDS: Final = (
-    rb"authorization|api-key|cookie|forwarded|traceparent|x-(?:api-key|real-ip|forwarded-[a-z-]+)"
-)
+_APART_FIELDS: Final = rb"authorization|api-key|cookie|forwarded|traceparent|x-(?:api-key|real-ip|forwarded-[a-z-]+)"
 # Splitting by a pattern with two groups yields text, name, value, text, name, value, ..., text. What names begin with
 # is looked at first: it spares most fields the alternatives.
 _REQUEST_SPLIT: Final = re.compile(

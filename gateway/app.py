@@ -83,7 +83,9 @@ async def serving(config: Config) -> AsyncIterator[int]:
     )
     index = PrefixIndex(max_blocks=config.index.max_blocks)
     server_tls = None if config.listen.tls is None else ServerTls(config.listen.tls)
-    upstream_tls = {worker.name: _upstream_tls(worker) for worker in config.workers if worker.uses_tls}
+    upstream_tls: dict[str, UpstreamTls] = {
+        worker.name: _upstream_tls(worker) for worker in config.workers if worker.uses_tls
+    }
     pools = {worker.id: _pool(config, worker, loop, upstream_tls.get(worker.id)) for worker in fleet.workers}
     via = b"prefixgate-" + os.urandom(6).hex().encode()
     async with contextlib.AsyncExitStack() as stack:
@@ -160,9 +162,7 @@ def _upstream_tls(settings: WorkerSettings) -> UpstreamTls:
 
 def _access(settings: WorkerSettings) -> WorkerAccess:
     key = settings.api_key
-    return WorkerAccess.of(
-        None if key is None else key.get_secret_value(), forward_client=settings.forward_client_key
-    )
+    return WorkerAccess.of(None if key is None else key.get_secret_value(), forward_client=settings.forward_client_key)
 
 
 def _certificate_watch(files: Sequence[TlsFiles], seconds: float) -> Callable[[float], None]:
@@ -184,9 +184,7 @@ def _certificate_watch(files: Sequence[TlsFiles], seconds: float) -> Callable[[f
     return look
 
 
-def _pool(
-    config: Config, worker: Worker, loop: asyncio.AbstractEventLoop, tls: UpstreamTls | None
-) -> UpstreamPool:
+def _pool(config: Config, worker: Worker, loop: asyncio.AbstractEventLoop, tls: UpstreamTls | None) -> UpstreamPool:
     upstream = config.upstream
     return UpstreamPool(
         worker.host,

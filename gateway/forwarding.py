@@ -19,7 +19,9 @@ _MOST_HOPS: Final = 32
 _PROTO: Final = re.compile(rb"(?i:https?)").fullmatch
 _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?").fullmatch
 # An address as proxies write it: some add the port.
-_HOP: Final = re.compile(rb"(?:([0-9.]{7,15})|\[([0-9A-Fa-f:.]{2,45})\])(?::[0-9]{1,5})?|([0-9A-Fa-f:.]{2,45})").fullmatch
+_HOP: Final = re.compile(
+    rb"(?:([0-9.]{7,15})|\[([0-9A-Fa-f:.]{2,45})\])(?::[0-9]{1,5})?|([0-9A-Fa-f:.]{2,45})"
+).fullmatch
 
 Address = IPv4Address | IPv6Address
 

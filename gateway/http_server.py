@@ -92,9 +92,7 @@ class HttpServer:
     ) -> int:
         """Listen; returns the port, which is new where `port` was 0. Each connection asks `tls` for its context."""
         accept = self._plain if tls is None else lambda: self._encrypted(tls)
-        self._server = await self.loop.create_server(
-            accept, host, port, backlog=backlog, reuse_port=reuse_port or None
-        )
+        self._server = await self.loop.create_server(accept, host, port, backlog=backlog, reuse_port=reuse_port or None)
         self._sweep()
         return int(self._server.sockets[0].getsockname()[1])
 
