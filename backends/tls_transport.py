@@ -16,6 +16,7 @@ OPEN. ENDED: our end is out. CLOSED.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Callable
 from enum import Enum, auto
@@ -76,6 +77,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._state = _SHAKING
         self._error: Exception | None = None
         self._dropped = 0
+        self._told = False  # has the protocol heard of a connection?
         self._timer: asyncio.TimerHandle | None = None
         self._tcp: asyncio.Transport = cast("asyncio.Transport", None)
 
@@ -94,6 +96,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """TCP is connected: shake hands."""
         self._tcp = cast("asyncio.Transport", transport)
+        if self._state is _CLOSED:  # given up before it began
+            self._tcp.abort()
+            return
         self._timer = self._loop.call_later(self._timeout, self._too_slow)
         self._shake()
 
@@ -119,21 +124,21 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """TCP is closed."""
-        was_shaking = self._timer is not None
         self._state = _CLOSED
-        if was_shaking:
-            self._over(self._error or error or ConnectionResetError(_CUT_OFF))
-        else:
+        if self._told:
             self._protocol.connection_lost(self._error or error)
+        else:
+            self._cancel_timer()
+            self._shaken(self, self._error or error or ConnectionResetError(_CUT_OFF))
 
     def pause_writing(self) -> None:
         """More waits to be sent than should."""
-        if self._timer is None:
+        if self._told:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
         """It has gone out."""
-        if self._timer is None:
+        if self._told:
             self._protocol.resume_writing()
 
     # -- asyncio.Transport, called by the protocol
@@ -183,7 +188,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def abort(self) -> None:
         """Close at once."""
         self._state = _CLOSED
-        self._tcp.abort()
+        if self._tcp is not None:  # else as soon as it is there
+            self._tcp.abort()
 
     def pause_reading(self) -> None:
         """See `asyncio.ReadTransport`."""
@@ -220,6 +226,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._flush()
         self._state = _OPEN
         self._cancel_timer()
+        self._told = True
         self._protocol.connection_made(self)
         self._shaken(self, None)
         if self._state is _OPEN and self._incoming.pending:
@@ -254,10 +261,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self.close()
 
     def _say_end(self) -> None:
-        try:
+        with contextlib.suppress(ssl.SSLError):  # the other side has not said the same yet, and need not
             self._ssl.unwrap()
-        except ssl.SSLError:
-            pass  # the other side has not said the same yet, and need not
         self._flush()
 
     def _flush(self) -> None:
@@ -279,7 +284,3 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _over(self, error: Exception) -> None:
-        self._cancel_timer()
-        self._shaken(self, error)

@@ -24,9 +24,7 @@ def model_text() -> ModelText:
     return _TEXT[0]
 
 
-def config_for(
-    urls: Sequence[str], extra: str = "", *, workers_extra: Sequence[str] = (), listen: str = ""
-) -> Config:
+def config_for(urls: Sequence[str], extra: str = "", *, workers_extra: Sequence[str] = (), listen: str = "") -> Config:
     """A configuration on a free port; `extra` is YAML at the top level, `workers_extra` one more line per worker,
     `listen` what stands behind its port.
     """

@@ -71,7 +71,9 @@ def test_a_whole_request() -> None:
     client = head(b"A: 1", b"traceparent: " + TRACE, b"Via: 1.0 a", b"Via: 1.1 b", b"X-Request-ID: other")
     assert render(client, credentials=b"\r\nauthorization: Bearer w", forwarded=b"\r\nx-forwarded-for: 1.2.3.4") == (
         b"POST /v1/x?y=1 HTTP/1.1\r\nhost: w:1\r\nA: 1\r\nauthorization: Bearer w\r\nx-forwarded-for: 1.2.3.4"
-        b"\r\ntraceparent: " + TRACE + b"\r\nx-request-id: id\r\nvia: 1.0 a, 1.1 b, 1.1 me\r\ncontent-length: 2\r\n\r\n{}"
+        b"\r\ntraceparent: "
+        + TRACE
+        + b"\r\nx-request-id: id\r\nvia: 1.0 a, 1.1 b, 1.1 me\r\ncontent-length: 2\r\n\r\n{}"
     )
     ours = render(client, traceparent=b"00-ours")
     assert ours.count(b"traceparent") == 1

@@ -37,10 +37,14 @@ async def serving(worker: RawWorker, listen: str = "", *, extra: str = "", limit
 
 async def refused(gateway: Inside, context: ssl.SSLContext) -> None:
     """No answer to a client with this context, and no hang."""
-    with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+
+    async def try_it() -> None:
         async with client_of(gateway, tls=context) as client:
             client.post()
             await client.response()
+
+    with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+        await try_it()
     await eventually(lambda: not gateway.server._handshakes and not gateway.server.connections)
 
 

@@ -133,9 +133,11 @@ async def test_tls_to_a_worker_without_and_none_to_one_with_it() -> None:
             assert response.status == 502
             assert "connection refused" in str(response.error["message"])
         assert worker.requests == []
-    async with tls_worker().running() as encrypted:
-        async with inside(plane([encrypted.url.replace("https", "http")])) as gateway:
-            assert (await ask(gateway)).status == 502
+    async with (
+        tls_worker().running() as encrypted,
+        inside(plane([encrypted.url.replace("https", "http")])) as gateway,
+    ):
+        assert (await ask(gateway)).status == 502
 
 
 async def test_the_probe_speaks_tls_too() -> None:
@@ -375,7 +377,7 @@ async def test_changed_files_are_taken_up(tmp_path: Path) -> None:
         for spoilt in (False, True):
             if spoilt:
                 old.ca.write_text("spoilt")
-                with pytest.raises(TlsError, match="ca.pem"):
+                with pytest.raises(TlsError, match=r"ca\.pem"):
                     tls.reload()
             after = Sink()
             pool.send(REQUEST, after, fresh=True)
@@ -384,10 +386,11 @@ async def test_changed_files_are_taken_up(tmp_path: Path) -> None:
 
 async def test_an_answer_that_comes_with_the_end() -> None:
     """Everything in one segment: the answer and `close_notify`."""
-    async with tls_worker(says(STREAM, close=True)).running() as worker:
-        async with pool_of(worker, UpstreamTls(UpstreamTlsSpec(ca=authority().ca))) as pool:
-            sink = Sink()
-            pool.send(REQUEST, sink)
-            assert await sink.ended() == "end"
-            await eventually(lambda: counts(pool) == (0, 0, 0))
-
+    async with (
+        tls_worker(says(STREAM, close=True)).running() as worker,
+        pool_of(worker, UpstreamTls(UpstreamTlsSpec(ca=authority().ca))) as pool,
+    ):
+        sink = Sink()
+        pool.send(REQUEST, sink)
+        assert await sink.ended() == "end"
+        await eventually(lambda: counts(pool) == (0, 0, 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import functools
 import ssl
 import tempfile
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-_DAY = datetime.timedelta(days=1)
+_DAY = dt.timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,7 @@ class Authority:
         pem = serialization.Encoding.PEM
         pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         pair.certificate.write_bytes(certificate.public_bytes(pem) + self._own.public_bytes(pem))
-        pair.key.write_bytes(
-            key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        )
+        pair.key.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
         return pair
 
     def client_context(self, pair: Pair | None = None) -> ssl.SSLContext:
@@ -77,7 +75,7 @@ class Authority:
         self, subject: x509.Name, key: ec.EllipticCurvePublicKey, hosts: list[str], begins: int, ends: int,
         *, ca: bool = False,
     ) -> x509.Certificate:  # fmt: skip
-        now = datetime.datetime.now(datetime.UTC)
+        now = dt.datetime.now(dt.UTC)
         builder = (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -89,7 +87,9 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         )
         if hosts:
-            builder = builder.add_extension(x509.SubjectAlternativeName([_name(host) for host in hosts]), critical=False)
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_name(host) for host in hosts]), critical=False
+            )
         return builder.sign(self._key, hashes.SHA256())
 
 
