@@ -57,11 +57,15 @@ def test_a_json_line_gives_the_message_back(text: str) -> None:
     assert json.loads(JsonFormatter().format(message(text)))["message"] == text
 
 
+def fail() -> None:
+    raise ValueError("bad\n12:00:00 INFO    all is well\x1b[2J")
+
+
 @pytest.mark.parametrize("formatter", FORMATTERS)
 def test_a_traceback_cannot_pass_for_a_line_of_its_own(formatter: type[logging.Formatter]) -> None:
     with written(formatter()) as out:
         try:
-            int("bad\n12:00:00 INFO    all is well\x1b[2J")
+            fail()
         except ValueError:
             logging.getLogger("gateway.x").exception("failed")
     first, *more = out.getvalue().splitlines()
