@@ -86,7 +86,9 @@ class Plane:
     client: aiohttp.ClientSession
     server: AdminServer
 
-    async def ask(self, method: str, path: str, *, token: str | None = TOKEN, **more: object) -> tuple[int, dict[str, object]]:
+    async def ask(
+        self, method: str, path: str, *, token: str | None = TOKEN, **more: object
+    ) -> tuple[int, dict[str, object]]:
         """Status and JSON. `path` goes out as it is written."""
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         async with self.client.request(method, URL(self.url + path, encoded=True), headers=headers, **more) as response:  # type: ignore[arg-type]  # json or data

@@ -96,7 +96,9 @@ async def test_nothing_under_admin_is_told_or_done_without_the_token(method: str
 
 async def test_a_refusal_says_how_to_come_in() -> None:
     async with control_plane() as plane:
-        async with plane.client.get(plane.url + "/admin/config", headers={"Authorization": f"Basic {TOKEN}"}) as response:
+        async with plane.client.get(
+            plane.url + "/admin/config", headers={"Authorization": f"Basic {TOKEN}"}
+        ) as response:
             assert response.status == 401
             assert response.headers["WWW-Authenticate"] == "Bearer"
         assert (await plane.ask("GET", "/admin/config"))[0] == 200
@@ -352,7 +354,9 @@ async def test_a_connection_that_sends_no_whole_head_is_closed(sent: bytes) -> N
         assert (await plane.ask("GET", "/livez"))[0] == 200
 
 
-@pytest.mark.parametrize("sent", [b"\x00\x01\x02\r\n\r\n", b"GET /livez HTTP/1.1\r\n: x\r\n\r\n", b"GET " + b"x" * 20_000])
+@pytest.mark.parametrize(
+    "sent", [b"\x00\x01\x02\r\n\r\n", b"GET /livez HTTP/1.1\r\n: x\r\n\r\n", b"GET " + b"x" * 20_000]
+)
 async def test_what_is_no_http_is_refused_without_a_traceback(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with control_plane() as plane:
         host, port = plane.url.removeprefix("http://").split(":")

@@ -45,9 +45,7 @@ def message(text: str) -> logging.LogRecord:
 
 @pytest.mark.parametrize("formatter", FORMATTERS)
 @given(text=st.text() | st.text(alphabet="\r\n\x1b\x9b\x00\x85\u2028\u202e\ud800ab"))
-def test_nothing_in_a_message_ends_its_line_or_steers_a_terminal(
-    formatter: type[logging.Formatter], text: str
-) -> None:
+def test_nothing_in_a_message_ends_its_line_or_steers_a_terminal(formatter: type[logging.Formatter], text: str) -> None:
     line = formatter().format(message(text))
     assert len(line.splitlines()) == 1
     assert line == one_line(line)
@@ -59,18 +57,23 @@ def test_a_json_line_gives_the_message_back(text: str) -> None:
     assert json.loads(JsonFormatter().format(message(text)))["message"] == text
 
 
+def fail() -> None:
+    raise ValueError("bad\n12:00:00 INFO    all is well\x1b[2J")
+
+
 @pytest.mark.parametrize("formatter", FORMATTERS)
 def test_a_traceback_cannot_pass_for_a_line_of_its_own(formatter: type[logging.Formatter]) -> None:
     with written(formatter()) as out:
         try:
-            raise ValueError("bad\n12:00:00 INFO    all is well\x1b[2J")
+            fail()
         except ValueError:
             logging.getLogger("gateway.x").exception("failed")
     first, *more = out.getvalue().splitlines()
     assert "failed" in first
     assert "\x1b" not in out.getvalue()
     assert all(line.startswith("    | ") for line in more)
-    assert ("all is well" in out.getvalue()) and (bool(more) is (formatter is TextFormatter))
+    assert "all is well" in out.getvalue()
+    assert bool(more) is (formatter is TextFormatter)
 
 
 def finished(formatter: logging.Formatter, **changes: object) -> str:
@@ -114,7 +117,7 @@ def test_an_access_line_for_people_leaves_out_what_is_not_known() -> None:
     line = finished(TextFormatter(), outcome=Outcome.FAILED, status=502, error="connection refused", trace=None)
     assert line[9:].rstrip() == (
         "INFO    POST /v1/chat/completions 502 outcome=failed worker=w1 attempts=1 model=m tokens=128 cached=96"
-        ' completion_tokens=11 reported_cached=90 ttft_ms=50.0 ms=1050.0 bytes=4321 request_id=r-1'
+        " completion_tokens=11 reported_cached=90 ttft_ms=50.0 ms=1050.0 bytes=4321 request_id=r-1"
         ' error="connection refused"'
     )
 

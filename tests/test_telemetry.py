@@ -102,7 +102,7 @@ def test_whatever_comes_what_goes_on_is_well_formed(line: bytes) -> None:
 
 
 def test_ids_are_never_all_zeros_which_would_mean_none() -> None:
-    trace = trace_of(None, lambda n: bytes(n), 1.0)
+    trace = trace_of(None, bytes, 1.0)
     assert parse_traceparent(trace.traceparent) is not None
 
 
@@ -172,7 +172,9 @@ async def collecting() -> AsyncIterator[Collector]:
 @contextlib.asynccontextmanager
 async def exporting(settings: Telemetry, *, timeout: float = 3.0) -> AsyncIterator[SpanExport]:
     loop = asyncio.get_running_loop()
-    export = SpanExport(settings, loop_time=lambda: 200.0, wall_ns=lambda: 1_000_000_000_000, timeout=timeout, interval=0.01)
+    export = SpanExport(
+        settings, loop_time=lambda: 200.0, wall_ns=lambda: 1_000_000_000_000, timeout=timeout, interval=0.01
+    )
     task = loop.create_task(export.run())
     try:
         yield export
@@ -231,7 +233,9 @@ async def test_a_span_tells_the_whole_request_under_the_conventions_names() -> N
             "prefixgate.response_bytes": 4321,
             "prefixgate.time_to_first_byte": pytest.approx(0.05),
         }
-        stages = [(event.name, round((event.time_unix_nano - span.start_time_unix_nano) / 1e6)) for event in span.events]
+        stages = [
+            (event.name, round((event.time_unix_nano - span.start_time_unix_nano) / 1e6)) for event in span.events
+        ]
         assert stages == [("tokenized", 10), ("routed", 10), ("routed", 20), ("first_byte", 50)]
         assert values(span.events[1].attributes) == {
             "prefixgate.worker": "w0",

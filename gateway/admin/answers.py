@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from gateway.admin.control import UnknownWorkerError, WorkerConflictError
 from gateway.api_error import ApiError
@@ -18,8 +19,6 @@ from gateway.config import ConfigError
 from gateway.dialects.openai import OPENAI
 
 log = logging.getLogger(__name__)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BODY_SECONDS: Final = 10.0
 _JSON: Final = "application/json"
@@ -35,9 +34,7 @@ def answer(data: object, status: int = 200) -> web.Response:
 def refusal(error: ApiError, headers: Mapping[str, str] | None = None) -> web.Response:
     """An error."""
     body = OPENAI.error_body(error) + b"\n"
-    return web.Response(
-        status=error.status, body=body, content_type=_JSON, headers={**_NO_STORE, **(headers or {})}
-    )
+    return web.Response(status=error.status, body=body, content_type=_JSON, headers={**_NO_STORE, **(headers or {})})
 
 
 async def body_of(request: web.Request) -> bytes:
@@ -63,7 +60,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConfigError as error:
         return refusal(ApiError(422, str(error), code="bad_configuration"))
     except web.HTTPException as error:
-        if error.status < 400:  # noqa: PLR2004 - the first error
+        if error.status < 400:
             raise
         headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
         return refusal(ApiError(error.status, f"{error.reason}.", code=_code(error.reason)), headers)
@@ -76,7 +73,7 @@ def _code(reason: str) -> str:
     return reason.lower().replace(" ", "_")
 
 
-def admission(token: Callable[[], str | None]) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def admission(token: Callable[[], str | None]) -> Middleware:
     """Lets those in who show the token; `token` is asked each time, so that a reload can change it."""
 
     @web.middleware

@@ -51,9 +51,7 @@ def explanation(record: RequestRecord, epoch: float) -> dict[str, object]:
         "response_bytes": record.response_bytes,
         "trace_id": trace.trace_id.decode() if trace is not None else None,
         "times_s": _times(record),
-        "attempts": [
-            _attempt(record, attempt, last=attempt is record.attempts[-1]) for attempt in record.attempts
-        ],
+        "attempts": [_attempt(record, attempt, last=attempt is record.attempts[-1]) for attempt in record.attempts],
     }
 
 
@@ -103,7 +101,9 @@ def _why(record: RequestRecord, attempt: Attempt) -> str:
     if cost <= min(others):
         beside = "equal to the next" if cost == min(others) else f"the next is {min(others):.4g}"
         return f"lowest cost of {len(candidates)}: {cost:.4g}, {beside}"
-    return f"cost {cost:.4g}, not the lowest of {len(candidates)}, {min(others):.4g}: the routing policy has other reasons"
+    return (
+        f"cost {cost:.4g}, not the lowest of {len(candidates)}, {min(others):.4g}: the routing policy has other reasons"
+    )
 
 
 def _seconds(value: float) -> float:

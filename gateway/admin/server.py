@@ -8,10 +8,11 @@ import logging
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web_protocol import RequestHandler
 from prometheus_client import CollectorRegistry
 
-from gateway.admin.answers import Handler, admission, answer, errors
+from gateway.admin.answers import admission, answer, errors
 from gateway.admin.control import FleetControl
 from gateway.admin.masked import masked
 from gateway.admin.recent import RecentRequests
@@ -117,7 +118,7 @@ class AdminServer:
         protocol.force_close()
 
     @property
-    def _heard(self) -> Handler:
+    def _heard(self) -> Middleware:
         """A request has come: from here on aiohttp's own deadlines hold."""
 
         @web.middleware
@@ -130,7 +131,7 @@ class AdminServer:
 
     # --- handlers ---
 
-    async def _live(self, request: web.Request) -> web.Response:  # noqa: ARG002, PLR6301 - a handler's signature
+    async def _live(self, request: web.Request) -> web.Response:  # noqa: ARG002 - a handler's signature
         return answer({"status": "live"})
 
     async def _ready(self, request: web.Request) -> web.Response:  # noqa: ARG002 - a handler's signature

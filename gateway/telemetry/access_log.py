@@ -20,7 +20,7 @@ _REQUEST: Final = ("method", "path", "status")
 class AccessLog:
     """Writes the lines. An observer only where `log.access` is set."""
 
-    def finished(self, record: RequestRecord) -> None:  # noqa: PLR6301 - an observer is an object
+    def finished(self, record: RequestRecord) -> None:
         """Write the line of one request."""
         if not log.isEnabledFor(logging.INFO):
             return

@@ -26,9 +26,7 @@ class CacheDrift:
         self.share += _WEIGHT * ((predicted - reported) / (prompt or 1) - self.share)
         self._requests += 1
         size = abs(self.share)
-        if self.apart:
-            changed = size < _TOGETHER
-        else:
-            changed = size > _APART and self._requests >= _LEAST_REQUESTS
+        grown = size > _APART and self._requests >= _LEAST_REQUESTS
+        changed = size < _TOGETHER if self.apart else grown
         self.apart ^= changed
         return changed

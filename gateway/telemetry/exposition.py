@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
 
 from gateway.telemetry.gauges import GaugeCollector, Gauges
 from gateway.telemetry.metrics import RequestMetrics
@@ -50,5 +50,3 @@ class _Single(CollectorRegistry):
 
     def collect(self) -> Iterable[Metric]:
         return [self._family]
-
-

@@ -245,7 +245,11 @@ class RequestMetrics:
 
     def _comparison(self) -> Iterator[Metric]:
         for name, help_text, attribute in (
-            ("predicted", "Predicted cached tokens of the requests whose worker reported theirs.", "compared_predicted"),
+            (
+                "predicted",
+                "Predicted cached tokens of the requests whose worker reported theirs.",
+                "compared_predicted",
+            ),
             ("reported", "Reported cached tokens of the same requests.", "compared_reported"),
             ("missed", "Predicted and not found, of the same requests.", "missed"),
         ):

@@ -124,7 +124,7 @@ class SpanExport:
                     await self._deliver_batch()
         self.counts.dropped += len(self._queue)
         self._queue.clear()
-        self._exporter.shutdown()
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the exporter's own
 
     async def _deliver_batch(self) -> None:
         batch = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
