@@ -16,7 +16,8 @@ from typing import Final
 from backends.engine_metrics import EngineLoad
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
-from backends.kv_subscriber import FeedState, KvSubscriber, rank_endpoint
+from backends.kv_subscriber import FeedState, FeedStats, KvSubscriber, rank_endpoint
+from backends.remote_tokenizer import TokenizeTarget
 from backends.tls import TlsError, TlsFiles, UpstreamTls
 from backends.upstream_pool import UpstreamPool
 from backends.upstream_request import WorkerAccess
@@ -295,6 +296,29 @@ class Fleet:
             self._index.set_capacity(member.worker.id, member.worker.capacity)
 
     # -- for the rest of the program
+
+    def tokenize_targets(self, model: str) -> list[TokenizeTarget]:
+        """Workers of a base model that may be asked for token ids."""
+        now = self._loop.time()
+        return [
+            TokenizeTarget(
+                worker.id,
+                worker.url,
+                member.spec.api_key,
+                True if member.tls is None else member.tls.context,
+                None if member.tls is None else member.tls.spec.server_name,
+            )
+            for worker in self.state.candidates(self.state.serving(model), (), now)
+            if (member := self.members.get(worker.id)) is not None
+        ]
+
+    def has_events(self, model: str) -> bool:
+        """Does any worker of a base model publish KV events now?"""
+        return any(worker.publishes_events for worker in self.state.serving(model))
+
+    def feeds(self) -> list[tuple[WorkerId, FeedStats]]:
+        """Counters of each feed, with its worker's name."""
+        return [(member.spec.id, feed.stats) for member in self.members.values() for feed in member.feeds]
 
     async def first_round(self, timeout: float) -> None:
         """Wait until every worker has been asked once, but not for longer than `timeout` seconds."""

@@ -233,6 +233,7 @@ class FleetState:
         """How a request ended; True where the worker has just been ejected for it."""
         ejected = self.ejections.record(worker.id, outcome, now)
         if ejected:
+            worker.ejections += 1
             self.look_after(worker)
         return ejected
 
@@ -240,7 +241,9 @@ class FleetState:
         """It makes no progress: eject it. False where it is out already, or as many as may be are."""
         worker.hung = True
         self.look_after(worker)
-        return self.ejections.force(worker.id, now)
+        ejected = self.ejections.force(worker.id, now)
+        worker.ejections += ejected
+        return ejected
 
     def rest(self, worker: Worker, now: float) -> bool:
         """It could not be reached: leave it alone for a while. True where this is news."""

@@ -55,6 +55,8 @@ class Worker:
     active: int = 0
     pending: int = 0
     served: int = 0
+    ejections: int = 0
+    """Times that it was put out."""
     failures: int = 0
     resting_until: float = 0.0
     ramp_from: float = -1e18

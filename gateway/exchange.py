@@ -66,7 +66,7 @@ class Exchange:
     __slots__ = (
         "attempts", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline", "dialect",
         "finished", "follows", "head", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt",
-        "record", "request_id", "reservation", "retrying", "reused", "seen_bytes", "session", "streaming", "tail",
+        "record", "request_id", "reservation", "retrying", "reused", "salt", "seen_bytes", "session", "streaming", "tail",
         "teaches", "tried", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
 
@@ -99,6 +99,7 @@ class Exchange:
         self.call: Call | None = None
         self.session: bytes | None = None  # what keeps it together with others
         self.key: int | None = None  # of the same, for policies that go by it
+        self.salt = ""
         self.teaches = False  # True where its first byte tells how long its prefill took
         self.follows = False  # True where only the worker of an earlier answer can give this one
         self.prompt: PromptView | None = None

@@ -25,9 +25,11 @@ from gateway.calls import read_call
 from gateway.exchange import Exchange
 from gateway.model_choice import served_model
 from gateway.placement import Placement
-from gateway.prompts import PromptReader, PromptView, guess
+from gateway.prompts import PromptView, Reader, guess
+from gateway.reader_table import ReaderTable
 from gateway.request_record import Observer, Outcome
 from gateway.routes import ROUTES, Kind
+from gateway.telemetry.trace_context import TraceContext
 from policies import ejection
 from policies.retry_budget import RetryBudget
 from policies.routing import Needs
@@ -71,19 +73,20 @@ class RequestPipeline:
         placement: Placement,
         *,
         index: PrefixIndex,
-        readers: Mapping[str, PromptReader],
+        readers: ReaderTable,
         loop: asyncio.AbstractEventLoop,
         via: bytes,
         rules: Rules,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """`targets` by worker, as they are at each moment; `readers` by base model."""
+        """`targets` by worker, as they are at each moment."""
         self.fleet = fleet
         self.live: set[Exchange] = set()
         self.placement = placement
         self.readers = readers
         self.rules = rules
         self.observers = tuple(observers)
+        self.trace: Callable[[bytes | None], TraceContext] | None = None  # None where no spans are made
         self._targets = targets
         self._index = index
         self._loop = loop
@@ -95,6 +98,9 @@ class RequestPipeline:
     def begin(self, exchange: Exchange) -> None:
         """Answer the request, or find out what it needs and send it on its way."""
         self.live.add(exchange)
+        exchange.record.traceparent = exchange.head.traceparent
+        if self.trace is not None:
+            exchange.record.trace = self.trace(exchange.head.traceparent)
         self._or_refuse(exchange, self._begin)
 
     def _or_refuse(self, exchange: Exchange, step: Callable[[Exchange], None]) -> None:
@@ -146,10 +152,6 @@ class RequestPipeline:
         assert call.model is not None, "set by begin"
         base, adapter = self.fleet.chain_of(call.model)
         reader = self.readers.get(base)
-        if reader is None:
-            exchange.prompt = guess(call)
-            self._dispatch(exchange)
-            return
         try:
             view = reader.read(
                 call,
@@ -174,7 +176,7 @@ class RequestPipeline:
             self._dispatch(exchange)
             reader.resolve(view, lambda: self._predict(exchange, view))
 
-    def _await_tokens(self, exchange: Exchange, reader: PromptReader, view: PromptView) -> None:
+    def _await_tokens(self, exchange: Exchange, reader: Reader, view: PromptView) -> None:
         """Wait for the rest of the tokens, but not for longer than they are worth."""
         token_wait = self.rules.token_wait
         timer = self._loop.call_later(token_wait, self._dispatch, exchange)
@@ -216,6 +218,7 @@ class RequestPipeline:
             via=self._via,
             credentials=target.access.lines(head),
             forwarded=exchange.client.forwarded_fields(head),
+            traceparent=None if exchange.record.trace is None else exchange.record.trace.traceparent,
         )
         exchange.send(target.pool, request, fresh=fresh)
 

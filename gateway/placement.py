@@ -73,6 +73,8 @@ class Placement:
             exchange.follows = True
         elif self._session_of is not None and (found := self._session_of(exchange.head.fields)) is not None:
             exchange.session = found[1].strip() or None
+        salt = call.fields.get("cache_salt")
+        exchange.salt = salt if type(salt) is str else ""
         exchange.teaches = call.streams and not call.is_batch
         if self._policy.uses_key:
             seed = exchange.session or (call.session_hint or "").encode() or beginning(call)
@@ -186,7 +188,7 @@ class Placement:
             start = 0
             ttl = self._unconfirmed_ttl
             now -= now % (ttl / _PROLONG_STEPS)
-        fresh = self._index.predict(worker.id, blocks.hashes, start=start, now=now, ttl=ttl)
+        fresh = self._index.predict(worker.id, blocks.hashes, start=start, now=now, ttl=ttl, salt=exchange.salt)
         exchange.predicted = [*exchange.predicted, *fresh] if exchange.predicted else fresh
 
     def take_back(self, exchange: Exchange) -> None:

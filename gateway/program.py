@@ -11,28 +11,42 @@ import gc
 import logging
 import os
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Final
 
 from backends.errors import UpstreamFault
 from backends.fleet import Fleet, take_up
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
+from backends.remote_tokenizer import RemoteTokenizer
 from backends.tls import UpstreamTls
 from backends.worker_spec import WorkerSpec
 from cache.prefix_index import PrefixIndex
 from cache.tokenizer import Tokenizer
 from gateway import assembly
+from gateway.admin.recent import RecentRequests
+from gateway.admin.server import AdminServer
+from gateway.cache_drift import CacheDrift
 from gateway.config import Config, Model
 from gateway.discover import follow_discovery
 from gateway.forwarding import Forwarding
 from gateway.http_server import HttpServer
 from gateway.pipeline import RequestPipeline
 from gateway.placement import Placement
-from gateway.prompts import PromptReader
+from gateway.program_control import ProgramControl, gauges_of
+from gateway.prompts import Reader
+from gateway.reader_table import AutoReader, ReaderTable, make_reader
 from gateway.reload import Reloader
+from gateway.request_record import Observer
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.exposition import make_registry
+from gateway.telemetry.metrics import RequestMetrics
+from gateway.telemetry.span_export import SpanExport
+from gateway.telemetry.trace_context import trace_of
 from gateway.tls import ServerTls
+from gateway.token_memory import TokenMemory
 from gateway.watchdog import Watchdog
 from policies.affinity import AffinityMap
 from policies.routing import RoutingPolicy
@@ -58,6 +72,7 @@ class Program:
         self._discoveries: set[asyncio.Task[None]] = set()
         self._tokenizers: dict[Model, Tokenizer] = {}
         self._certificates_due = 0.0
+        self.admin_port: int | None = None
         self.tls = None if config.listen.tls is None else ServerTls(config.listen.tls)
         self.index = PrefixIndex(max_blocks=config.index.max_blocks)
         settings = assembly.fleet_settings(config)
@@ -69,16 +84,24 @@ class Program:
             tokenizer = assembly.tokenizer_of(config, model)
             if tokenizer is not None:
                 self._tokenizers[model] = tokenizer
+        self.remote = RemoteTokenizer(self.fleet.tokenize_targets)
+        self.readers = ReaderTable(self._readers(config, self._tokenizers), self._make_reader)
         self.pipeline = RequestPipeline(
             self.state,
             self.fleet.members,
             self._placement(config),
             index=self.index,
-            readers=self._readers(config, self._tokenizers, {}),
+            readers=self.readers,
             loop=self.loop,
             via=self._via,
             rules=assembly.rules(config),
         )
+        self.metrics = RequestMetrics()
+        self.recent = RecentRequests(config.admin.requests_kept)
+        self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
+        self.spans: SpanExport | None = None
+        self._observe(config)
+        self.admin = AdminServer(ProgramControl(self), make_registry(gauges_of(self), self.metrics), self.recent)
         self.watchdog = Watchdog(self.state, self.pipeline)
         self.server = HttpServer(
             self.pipeline,
@@ -104,6 +127,8 @@ class Program:
         port = await self.server.start(
             listen.host, listen.port, backlog=listen.backlog, reuse_port=listen.reuse_port, tls=self.tls
         )
+        if config.admin.port is not None:
+            self.admin_port = await self.admin.start(config.admin.host, config.admin.port)
         # What is alive now lives as long as the process; the collector need not look at it again, and what a
         # request leaves behind is freed by reference counts.
         gc.collect()
@@ -119,7 +144,12 @@ class Program:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self.spans is not None:
+            await self.spans.close()
+        await self.readers.close()
+        await self.remote.close()
         await self.fleet.close()
+        await self.admin.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     # -- another configuration
@@ -154,14 +184,16 @@ class Program:
             self.affinity = AffinityMap(config.routing.sessions.max_entries, config.routing.sessions.ttl)
         pipeline.placement = self._placement(config)
         kept = {
-            model.name: pipeline.readers[model.name]
+            model.name: reader
             for model, tokenizer in tokenizers.items()
-            if self._tokenizers.get(model) is tokenizer and config.tokens == before.tokens
+            if self._tokenizers.get(model) is tokenizer
+            and config.tokens == before.tokens
+            and (reader := self.readers.configured(model.name)) is not None
         }
-        pipeline.readers = self._readers(config, tokenizers, kept)
+        self.readers.configure(self._readers(config, tokenizers, kept))
         self._tokenizers = tokenizers
-        rules = assembly.rules(config)
-        pipeline.rules = rules
+        pipeline.rules = assembly.rules(config)
+        self._observe(config)
         server.configure(
             assembly.limits(config),
             worker_header=config.response_headers.worker,
@@ -171,6 +203,23 @@ class Program:
         self.fleet.reconcile(CONFIGURED, specs, grace=config.discovery.drain)
         if config.discovery != before.discovery:
             self._discover(config)
+
+    def _observe(self, config: Config) -> None:
+        """Who is told of requests that are over."""
+        if config.telemetry.endpoint is not None and self.spans is None:
+            self.spans = SpanExport(config.telemetry, loop_time=self.loop.time)
+            self.background(self.spans.run(), "spans")
+        sample = config.telemetry.sample
+        self.pipeline.trace = None if self.spans is None else lambda given: trace_of(given, os.urandom, sample)
+        self.recent.keep(config.admin.requests_kept)
+        observers: list[Observer] = [self.metrics, self.drift]
+        if config.admin.requests_kept:
+            observers.append(self.recent)
+        if config.log.access:
+            observers.append(AccessLog())
+        if self.spans is not None:
+            observers.append(self.spans)
+        self.pipeline.observers = tuple(observers)
 
     def _specs(self, config: Config) -> list[WorkerSpec]:
         return [assembly.worker_spec(worker) for worker in config.workers]
@@ -188,12 +237,24 @@ class Program:
         )
 
     def _readers(
-        self, config: Config, tokenizers: dict[Model, Tokenizer], kept: dict[str, PromptReader]
-    ) -> dict[str, PromptReader]:
+        self, config: Config, tokenizers: Mapping[Model, Tokenizer], kept: Mapping[str, Reader] = MappingProxyType({})
+    ) -> dict[str, Reader]:
         return {
             model.name: kept.get(model.name) or assembly.reader_of(config, model, tokenizer, self.index, self._executor)
             for model, tokenizer in tokenizers.items()
         }
+
+    def _make_reader(self, name: str) -> AutoReader:
+        """The reader of a model whose tokenizer is not configured."""
+        return make_reader(
+            name,
+            remote=self.remote,
+            memory=TokenMemory(max_bytes=self.config.tokens.cache_bytes),
+            index=self.index,
+            limits=assembly.reading_limits(self.config),
+            has_events=self.fleet.has_events,
+            clock=self.loop.time,
+        )
 
     def _discover(self, config: Config) -> None:
         """Look for workers where the configuration says, and nowhere else."""
@@ -251,6 +312,7 @@ def _needs_restart(before: Config, after: Config) -> list[str]:
             ("listen", ("host", "port", "backlog", "reuse_port", "tls")),
             ("admin", ("host", "port")),
             ("tokens", ("threads",)),
+            ("telemetry", ("endpoint", "headers", "service_name", "queue")),
             ("index", ("max_blocks",)),
         )
         for name in names

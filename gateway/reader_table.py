@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from backends.remote_tokenizer import RemoteTokenizer
 from cache.prefix_index import PrefixIndex
+from cache.prompt_blocks import PromptBlockCache
 from gateway.calls import Call
-from gateway.prompts import PromptView, Reader, ReadingLimits
+from gateway.prompts import PromptReader, PromptView, Reader, ReadingLimits
 from gateway.remote_prompts import RemoteReader
 from gateway.text_prompts import TextReader
 from gateway.token_memory import TokenMemory
@@ -74,6 +75,19 @@ class ReaderTable:
         self._configured = configured
         self._make = make
         self._made: dict[str, AutoReader] = {}
+
+    def configure(self, configured: Mapping[str, Reader]) -> None:
+        """Put other configured readers in place of those there were."""
+        self._configured = configured
+
+    def configured(self, model: str) -> Reader | None:
+        """The reader that the configuration gave a model."""
+        return self._configured.get(model)
+
+    def caches(self) -> dict[str, PromptBlockCache]:
+        """The caches of tokenized prefixes, by model."""
+        readers = self._configured.items()
+        return {model: reader.cache for model, reader in readers if isinstance(reader, PromptReader)}
 
     def get(self, model: str) -> Reader:
         """The reader of a base model."""

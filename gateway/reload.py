@@ -28,7 +28,7 @@ class Reloader:
 
     def __init__(self, program: Program, file: Path) -> None:
         self._program = program
-        self._file = file
+        self.file = file
         self._seen = _digest(file)
         self._asked = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -48,19 +48,19 @@ class Reloader:
             ConfigError, TokenizerError, TlsError: Nothing was changed.
         """
         async with self._lock:
-            self._seen = _digest(self._file)
-            config = load_config(self._file)
+            self._seen = _digest(self.file)
+            config = load_config(self.file)
             return await self._apply(config)
 
     async def _apply(self, config: Config) -> list[str]:
         before = self._program.config
         if config == before:
-            log.info("configuration: nothing has changed in %s", self._file)
+            log.info("configuration: nothing has changed in %s", self.file)
             return []
         restart = await self._program.apply(config)
         if config.log != before.log:
             set_up_logging(config.log)
-        log.info("configuration: %s is in force", self._file)
+        log.info("configuration: %s is in force", self.file)
         if restart:
             log.warning("configuration: only a restart takes up %s", ", ".join(restart))
         return restart
@@ -69,7 +69,7 @@ class Reloader:
         while True:
             if await self._is_asked():
                 self._program.reload_certificates()
-            elif _digest(self._file) in (self._seen, None):
+            elif _digest(self.file) in (self._seen, None):
                 continue
             try:
                 await self.reload()

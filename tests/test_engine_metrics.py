@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from backends.engine_metrics import PAGE_LIMIT, EngineLoad, read_load
 from backends.simulated.engine import EngineConfig
+from backends.tls import UpstreamTls, UpstreamTlsSpec
 from backends.worker_poll import PollSettings, WorkerPoll, model_cards
 from policies.types import WorkerId
 from tests.gateway_fixtures import eventually, simulated_gateway
@@ -422,7 +422,7 @@ async def test_a_worker_that_speaks_no_tls_is_not_well_under_https() -> None:
     heard = Heard()
     async with Site().running() as site:
         url = site.url.replace("http:", "https:")
-        poll = WorkerPoll(W, url, listener=heard, settings=FAST, ssl=ssl.create_default_context())
+        poll = WorkerPoll(W, url, listener=heard, settings=FAST, tls=UpstreamTls(UpstreamTlsSpec()))
         task = asyncio.create_task(poll.run())
         await eventually(lambda: heard.probes)
         assert not heard.probes[0][0], "it speaks no TLS"

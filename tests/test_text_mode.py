@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from backends.remote_tokenizer import RemoteTokenizer, TokenizeTarget
 from backends.simulated.fleet import FleetConfig, SimulatedFleet
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prefix_index import PrefixIndex
 from cache.text_blocks import TextBytes
 from cache.tokenizer import Tokenizer
-from gateway.app import EMBEDDED_TOKENIZER
 from gateway.calls import Call
 from gateway.prompts import PromptView, Reader, ReadingLimits
 from gateway.reader_table import AutoReader, ReaderTable, make_reader

@@ -22,12 +22,12 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from cache.block_hash import ChainKey
 from cache.kv_events import BlockRemoved, BlockStored, EngineHash, KvEvent
 from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
-from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from policies.types import TokenIds, WorkerId
 
 WORDS: Final = (EMBEDDED_TOKENIZER / "words.txt").read_text().split()

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
+from backends.remote_tokenizer import RemoteTokenizer
 from backends.upstream import UpstreamConnection
 from backends.upstream_pool import UpstreamPool
 from backends.upstream_request import NO_ACCESS, WorkerAccess
@@ -22,7 +23,9 @@ from gateway.config import Index, Tokens, Upstream
 from gateway.http_server import HttpServer, Limits
 from gateway.pipeline import RequestPipeline, Rules, Target
 from gateway.placement import Placement
-from gateway.prompts import PromptReader, ReadingLimits
+from gateway.prompts import PromptReader, Reader, ReadingLimits
+from gateway.reader_table import ReaderTable, make_reader
+from gateway.token_memory import TokenMemory
 from policies.affinity import AffinityMap
 from policies.prefill_queue import FleetRate, PrefillQueue
 from policies.routing import make_policy
@@ -117,7 +120,8 @@ class Rig:
             targets[worker.id] = RigTarget(
                 UpstreamPool(worker.host, worker.port, connect_timeout=1.0, keepalive=3600.0, max_idle=8, loop=loop)
             )
-        readers: dict[str, PromptReader] = {}
+        readers: dict[str, Reader] = {}
+        limits = ReadingLimits(inline_chars=tokens.inline_chars, taste_chars=tokens.piece_chars)
         if tokenizer is not None:
             cache = PromptBlockCache(tokenizer, max_bytes=tokens.cache_bytes, piece_chars=tokens.piece_chars)
             readers[MODEL] = PromptReader(
@@ -126,7 +130,7 @@ class Rig:
                 cache,
                 index=self.index,
                 executor=self.executor,
-                limits=ReadingLimits(inline_chars=tokens.inline_chars, taste_chars=tokens.piece_chars),
+                limits=limits,
             )
         self.pipeline = RequestPipeline(
             self.fleet,
@@ -142,7 +146,18 @@ class Rig:
                 sample=random.Random(1).random,
             ),
             index=self.index,
-            readers=readers,
+            readers=ReaderTable(
+                readers,
+                lambda name: make_reader(
+                    name,
+                    remote=RemoteTokenizer(lambda _: ()),
+                    memory=TokenMemory(max_bytes=1 << 20),
+                    index=self.index,
+                    limits=limits,
+                    has_events=lambda _: False,
+                    clock=loop.time,
+                ),
+            ),
             loop=loop,
             via=b"prefixgate-bench",
             rules=Rules(max_attempts=upstream.max_attempts, token_wait=tokens.wait),
