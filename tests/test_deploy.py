@@ -1,4 +1,4 @@
-"""What stands in deploy/ is true: files, flags, ports and configurations exist, and what they name starts and serves."""
+"""What stands in deploy/ is true: files, flags, ports and configurations exist, and what they name serves."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ import yaml
 
 from gateway.cli import application
 from gateway.config import Config, parse_config
+from tests.admin_fixtures import control_plane
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -76,7 +77,9 @@ def test_what_is_copied_into_it_exists_and_is_not_ignored() -> None:
     for source in sources:
         assert (ROOT / source).exists(), source
         assert source in allowed
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
+        "packages"
+    ]
     assert set(packages) <= set(sources)
 
 
@@ -91,6 +94,17 @@ def test_its_health_is_liveness_on_the_control_plane_s_port() -> None:
     config = parse_config("workers: [{url: 'http://x:1'}]")
     assert f"http://127.0.0.1:{config.admin.port}/livez" in health
     assert values("EXPOSE") == [f"{config.listen.port} {config.admin.port}"]
+
+
+async def test_its_health_command_tells_whether_the_control_plane_answers() -> None:
+    command = json.loads(values("HEALTHCHECK")[0].partition("CMD ")[2])
+    async with control_plane() as plane:
+        command = [sys.executable, *(word.replace("http://127.0.0.1:9400", plane.url) for word in command[1:])]
+        plane.fleet.draining = True  # which is no reason to restart it
+        async with running(command) as process:
+            assert await asyncio.wait_for(process.wait(), 20) == 0
+    async with running(command) as process:
+        assert await asyncio.wait_for(process.wait(), 20) == 1
 
 
 def test_it_starts_the_gateway_from_the_place_where_compose_puts_its_file() -> None:

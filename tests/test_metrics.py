@@ -20,8 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from backends.kv_subscriber import FeedStats
 from backends.worker_status import Standing
 from cache.prompt_blocks import PromptBlockCache
+from gateway.admin import RecentRequests
 from gateway.dialects.base import Usage
-from gateway.request_record import Outcome
+from gateway.request_record import Observer, Outcome
+from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.cache_drift import CacheDrift
 from gateway.telemetry.exposition import make_registry, render
 from gateway.telemetry.gauges import TokenCache
@@ -117,6 +119,12 @@ def test_faults_and_retries_belong_to_the_worker_that_failed() -> None:
     assert value(registry, "prefixgate_faults_total", late) == 1
     assert value(registry, "prefixgate_retries_total", refused) == 1
     assert value(registry, "prefixgate_retries_total", late) is None
+
+
+def test_all_that_watch_requests_are_observers() -> None:
+    watching: list[Observer] = [RequestMetrics(), RecentRequests(10), AccessLog()]
+    for one in watching:
+        one.finished(record())
 
 
 def test_labels_stay_bounded_whatever_comes_and_nothing_is_lost() -> None:
