@@ -280,6 +280,17 @@ async def test_prometheus_gets_its_text_and_openmetrics_where_it_asks() -> None:
     assert models == {"m", 'odd "name"\\\n'}
 
 
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+async def test_a_large_fleet_is_told_in_pieces_and_reads_the_same(accept: str) -> None:
+    fleet = [status(f"w\r#{number}") for number in range(200)]
+    _, registry = made(Numbers(statuses=fleet))
+    text, _ = await render(registry, accept)
+    lines = [line for line in text.split(b"\n") if line.startswith(b"prefixgate_worker_standing{")]
+    assert len(lines) == len(set(lines)) == 200 * len(Standing)
+    assert sum(line.endswith(b" 1.0") for line in lines) == 200
+    assert text.count(b"# TYPE prefixgate_worker_standing ") == 1
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Debian's prometheus package")
 async def test_promtool_has_nothing_to_say_about_them() -> None:
     text, _ = await render(busy())
