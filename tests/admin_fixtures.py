@@ -97,12 +97,14 @@ class Plane:
 
 
 @contextlib.asynccontextmanager
-async def control_plane(fleet: SmallFleet | None = None, *, head_seconds: float = 10.0) -> AsyncIterator[Plane]:
+async def control_plane(
+    fleet: SmallFleet | None = None, *, head_seconds: float = 10.0, max_connections: int = 512
+) -> AsyncIterator[Plane]:
     """On a free port."""
     fleet = fleet or SmallFleet()
     recent = RecentRequests(100)
     registry = make_registry(Numbers().gauges(), RequestMetrics())
-    server = AdminServer(fleet, registry, recent, head_seconds=head_seconds)
+    server = AdminServer(fleet, registry, recent, head_seconds=head_seconds, max_connections=max_connections)
     port = await server.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as client:
         try:

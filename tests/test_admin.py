@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 from collections.abc import Iterator
 from types import UnionType
 from typing import Any, get_args
 
+import aiohttp
 import pytest
 from pydantic import BaseModel, SecretStr
 
@@ -366,6 +368,25 @@ async def test_what_is_no_http_is_refused_without_a_traceback(sent: bytes, caplo
             assert (await reader.read()).startswith(b"HTTP/1.0 400 ")
         writer.close()
     assert caplog.records == []
+
+
+async def test_connections_are_bounded() -> None:
+    async with control_plane(max_connections=3) as plane:
+        host, port = plane.url.removeprefix("http://").split(":")
+        held = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        reader, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        for _, one in (*held, (reader, writer)):
+            one.close()
+
+        async def again() -> None:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    assert (await plane.ask("GET", "/livez"))[0] == 200
+                    return
+
+        await asyncio.wait_for(again(), 5)
 
 
 async def test_close_frees_the_port_and_may_come_twice() -> None:

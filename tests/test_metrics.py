@@ -20,8 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from backends.kv_subscriber import FeedStats
 from backends.worker_status import Standing
 from cache.prompt_blocks import PromptBlockCache
+from gateway.admin import RecentRequests
 from gateway.dialects.base import Usage
-from gateway.request_record import Outcome
+from gateway.request_record import Observer, Outcome
+from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.cache_drift import CacheDrift
 from gateway.telemetry.exposition import make_registry, render
 from gateway.telemetry.gauges import TokenCache
@@ -117,6 +119,12 @@ def test_faults_and_retries_belong_to_the_worker_that_failed() -> None:
     assert value(registry, "prefixgate_faults_total", late) == 1
     assert value(registry, "prefixgate_retries_total", refused) == 1
     assert value(registry, "prefixgate_retries_total", late) is None
+
+
+def test_all_that_watch_requests_are_observers() -> None:
+    watching: list[Observer] = [RequestMetrics(), RecentRequests(10), AccessLog()]
+    for one in watching:
+        one.finished(record())
 
 
 def test_labels_stay_bounded_whatever_comes_and_nothing_is_lost() -> None:
@@ -270,6 +278,17 @@ async def test_prometheus_gets_its_text_and_openmetrics_where_it_asks() -> None:
     }
     models = {sample.labels["model"] for sample in families["prefixgate_requests"].samples}
     assert models == {"m", 'odd "name"\\\n'}
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+async def test_a_large_fleet_is_told_in_pieces_and_reads_the_same(accept: str) -> None:
+    fleet = [status(f"w\r#{number}") for number in range(200)]
+    _, registry = made(Numbers(statuses=fleet))
+    text, _ = await render(registry, accept)
+    lines = [line for line in text.split(b"\n") if line.startswith(b"prefixgate_worker_standing{")]
+    assert len(lines) == len(set(lines)) == 200 * len(Standing)
+    assert sum(line.endswith(b" 1.0") for line in lines) == 200
+    assert text.count(b"# TYPE prefixgate_worker_standing ") == 1
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Debian's prometheus package")

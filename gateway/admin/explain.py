@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from gateway.telemetry.spans import shown
+from gateway.telemetry.shown import shown
 
 if TYPE_CHECKING:
     from gateway.request_record import Attempt, RequestRecord

@@ -38,12 +38,16 @@ class AdminServer:
     def __init__(
         self, control: FleetControl, registry: CollectorRegistry, recent: RecentRequests, *,
         head_seconds: float = _HEAD_SECONDS,
+        max_connections: int = _MAX_CONNECTIONS,
     ) -> None:  # fmt: skip
-        """A connection that has not sent a whole request head within `head_seconds` is closed."""
+        """A connection that has not sent a whole request head within `head_seconds` is closed, and one beyond
+        `max_connections` at once.
+        """
         self._control = control
         self._registry = registry
         self._recent = recent
         self._head_seconds = head_seconds
+        self._max_connections = max_connections
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._silent: dict[RequestHandler, asyncio.TimerHandle] = {}
@@ -109,7 +113,8 @@ class AdminServer:
         assert server is not None, "it listens"
         protocol: RequestHandler = server()
         loop = asyncio.get_running_loop()
-        delay = self._head_seconds if len(server.connections) < _MAX_CONNECTIONS else 0.0
+        # Not 0: the connection has to be made before it can be closed.
+        delay = self._head_seconds if len(server.connections) < self._max_connections else 0.01
         self._silent[protocol] = loop.call_later(delay, self._too_late, protocol)
         return protocol
 

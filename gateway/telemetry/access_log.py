@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from gateway.logs import FIELDS
+from gateway.telemetry.shown import LONGEST, shown
 
 if TYPE_CHECKING:
     from gateway.request_record import RequestRecord
 
 log = logging.getLogger("gateway.access")
 
-_LONGEST: Final = 200
 _REQUEST: Final = ("method", "path", "status")
 
 
@@ -33,8 +33,8 @@ def access_fields(record: RequestRecord) -> dict[str, object]:
     first = record.first_byte_at
     usage = record.usage
     return {
-        "method": _shown(record.method),
-        "path": _shown(record.path),
+        "method": shown(record.method),
+        "path": shown(record.path),
         "status": record.status,
         "outcome": record.outcome.value,
         "worker": record.worker,
@@ -47,9 +47,9 @@ def access_fields(record: RequestRecord) -> dict[str, object]:
         "ttft_ms": round((first - record.arrived) * 1e3, 1) if first else None,
         "ms": round((record.finished_at - record.arrived) * 1e3, 1),
         "bytes": record.response_bytes,
-        "request_id": _shown(record.request_id),
+        "request_id": shown(record.request_id),
         "trace_id": record.trace.trace_id.decode() if record.trace is not None else None,
-        "error": record.error[:_LONGEST] or None,
+        "error": record.error[:LONGEST] or None,
     }
 
 
@@ -76,7 +76,3 @@ class _Line:
 def _value(value: object) -> str:
     text = str(value)
     return f'"{text}"' if " " in text or '"' in text or not text else text
-
-
-def _shown(value: bytes) -> str:
-    return value[:_LONGEST].decode("ascii", "backslashreplace")

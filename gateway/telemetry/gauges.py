@@ -92,18 +92,17 @@ class GaugeCollector:
         errors.add_metric([], self._errors)
         yield errors
 
-    def _guarded(self, source: Callable[[], Iterator[Metric]]) -> list[Metric]:
+    def _guarded(self, source: Callable[[], Iterator[Metric]]) -> Iterator[Metric]:
         name = source.__name__
         try:
-            families = list(source())
+            yield from source()
         except Exception:
             self._errors += 1
             if name not in self._failed:
                 log.exception("metrics of %s could not be read", name.strip("_"))
             self._failed.add(name)
-            return []
-        self._failed.discard(name)
-        return families
+        else:
+            self._failed.discard(name)
 
     def _workers(self) -> Iterator[Metric]:
         statuses = self._gauges.statuses()

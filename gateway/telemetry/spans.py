@@ -18,6 +18,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from gateway import __version__
 from gateway.request_record import Outcome
 from gateway.telemetry.operations import operation_of
+from gateway.telemetry.shown import LONGEST, shown
 
 if TYPE_CHECKING:
     from gateway.request_record import Attempt, RequestRecord
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 Attributes = Mapping[str, str | bool | int | float]
 
 _SCOPE: Final = InstrumentationScope("prefixgate", __version__)
-_LONGEST_TEXT: Final = 200
 _BAD_OUTCOMES: Final = frozenset({Outcome.WORKER_ERROR, Outcome.FAILED, Outcome.CUT})
 
 
@@ -47,16 +47,11 @@ def span_of(record: RequestRecord, trace: TraceContext, resource: Resource, epoc
         attributes=_attributes(record),
         events=[Event(name, fields, max(wall(at), start)) for name, fields, at in _events(record)],
         kind=SpanKind.SERVER,
-        status=Status(StatusCode.ERROR, record.error[:_LONGEST_TEXT]) if record.outcome in _BAD_OUTCOMES else Status(),
+        status=Status(StatusCode.ERROR, record.error[:LONGEST]) if record.outcome in _BAD_OUTCOMES else Status(),
         start_time=start,
         end_time=max(wall(record.finished_at), start),
         instrumentation_scope=_SCOPE,
     )
-
-
-def shown(value: bytes) -> str:
-    """Bytes from a client as text: bounded, and with nothing in it but ASCII."""
-    return value[:_LONGEST_TEXT].decode("ascii", "backslashreplace")
 
 
 def _context(trace: TraceContext, span_id: bytes, *, remote: bool) -> SpanContext:
@@ -76,7 +71,7 @@ def _attributes(record: RequestRecord) -> Attributes:
         "http.request.method": shown(record.method),
         "http.response.status_code": record.status or None,
         "url.path": shown(record.path),
-        "error.type": (record.error[:_LONGEST_TEXT] or record.outcome) if record.outcome != Outcome.OK else None,
+        "error.type": (record.error[:LONGEST] or record.outcome) if record.outcome != Outcome.OK else None,
         "prefixgate.request_id": shown(record.request_id),
         "prefixgate.dialect": record.dialect or None,
         "prefixgate.outcome": record.outcome.value,
@@ -112,5 +107,5 @@ def _choice(attempt: Attempt) -> Attributes:
     if attempt.decision.costs:
         fields["prefixgate.cost_s"] = attempt.decision.costs[attempt.decision.chosen]
     if attempt.fault:
-        fields["prefixgate.fault"] = attempt.fault[:_LONGEST_TEXT]
+        fields["prefixgate.fault"] = attempt.fault[:LONGEST]
     return fields
