@@ -24,6 +24,7 @@ _PATH: Final = "/tokenize"
 _NO_SUCH_PATH: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED})
 _LACKING_SECONDS: Final = 300.0
 _RESTING_SECONDS: Final = 5.0
+_ERROR_BYTES: Final = 4096
 _SPARE_TOKENS: Final = 65_536
 """What a template may add to the tokens of a request."""
 _CHAT_FIELDS: Final = (
@@ -53,7 +54,7 @@ class RemoteTokenizer:
         timeout: float = 2.0,
         max_at_once: int = 8,
     ) -> None:
-        """`targets` are the healthy workers of a model; `timeout` is in seconds."""
+        """`targets` are the healthy workers that answer to a model's name; `timeout` is in seconds."""
         self._targets = targets
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._max_at_once = max_at_once
@@ -143,6 +144,9 @@ class RemoteTokenizer:
                 server_hostname=target.server_name,
             ) as response:
                 if response.status in _NO_SUCH_PATH:
+                    if b'"error"' in await response.content.read(_ERROR_BYTES):
+                        # The engine's own words: it has the path, and not the model or adapter.
+                        raise RemoteTokenizeError("the worker does not know this model")
                     raise _UnavailableError(f"status {response.status}", lacking=True)
                 if response.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
                     raise RemoteTokenizeError(f"the worker refuses this prompt: status {response.status}")

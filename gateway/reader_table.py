@@ -35,7 +35,7 @@ class AutoReader:
 
     def read(self, call: Call, *, adapter: str, block_sizes: Sequence[int], longest: int | None) -> PromptView:
         """By tokens where they can be had and events are to be met, else by text."""
-        remote = self._has_events(self.name) and self._remote.available
+        remote = self._has_events(self.name) and self._remote.available(call)
         reader: Reader = self._remote if remote else self._text
         return reader.read(call, adapter=adapter, block_sizes=block_sizes, longest=longest)
 

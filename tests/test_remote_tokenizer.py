@@ -165,14 +165,15 @@ async def test_trouble_that_goes_on_is_told_once(caplog: pytest.LogCaptureFixtur
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize(("status", "reason"), [(400, "refuses"), (422, "refuses"), (404, "does not know")])
 async def test_a_prompt_that_is_refused_is_no_fault_of_the_worker(
-    status: int, caplog: pytest.LogCaptureFixture
+    status: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "backends.remote_tokenizer")
     async with Workers().running(A) as workers, tokenizer(workers) as it:
-        workers.answers[A] = lambda: web.Response(status=status)
-        with pytest.raises(RemoteTokenizeError, match="refuses"):
+        error = {"error": {"message": "The model `m` does not exist.", "type": "NotFoundError", "code": 404}}
+        workers.answers[A] = lambda: web.json_response(error, status=status)
+        with pytest.raises(RemoteTokenizeError, match=reason):
             await it.tokenize("m", BODY)
         with pytest.raises(RemoteTokenizeError, match="not valid JSON"):
             await it.tokenize("m", text_request("m", "\ud800", add_special_tokens=True))
