@@ -53,11 +53,16 @@ class RemoteTokenizer:
         *,
         timeout: float = 2.0,
         max_at_once: int = 8,
+        max_waiting: int = 64,
     ) -> None:
-        """`targets` are the healthy workers that answer to a model's name; `timeout` is in seconds."""
+        """`targets` are the healthy workers that answer to a model's name. `timeout`, in seconds, holds for the
+        whole time that a question takes: up to `max_at_once` are with workers, `max_waiting` more wait for their turn.
+        """
         self._targets = targets
-        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._timeout = timeout
         self._max_at_once = max_at_once
+        self._most = max_at_once + max_waiting
+        self._places = asyncio.Semaphore(max_at_once)
         self._under_way = 0
         self._turn = 0
         self._resting: dict[WorkerId, float] = {}
@@ -67,8 +72,8 @@ class RemoteTokenizer:
 
     @property
     def busy(self) -> bool:
-        """Are as many questions under way as may be?"""
-        return self._under_way >= self._max_at_once
+        """Do as many questions wait as may?"""
+        return self._under_way >= self._most
 
     def available(self, model: str, now: float) -> bool:
         """May any worker of the model be asked? False for a while after a failure, longer where it has no such path.
@@ -84,15 +89,16 @@ class RemoteTokenizer:
         awake = self._awake(model, loop.time())
         if not awake or self.busy or self._closed:
             raise RemoteTokenizeError("too many prompts wait already" if awake else "no worker to ask")
+        try:
+            data = orjson.dumps(body)
+        except TypeError as error:  # lone surrogates, nesting too deep: the prompt's fault, not the worker's
+            raise RemoteTokenizeError("a prompt that is not valid JSON") from error
         self._turn += 1
         target = awake[self._turn % len(awake)]
         self._under_way += 1
+        deadline = loop.time() + self._timeout
         try:
-            try:
-                data = orjson.dumps(body)
-            except TypeError as error:  # lone surrogates, nesting too deep: the prompt's fault, not the worker's
-                raise RemoteTokenizeError("a prompt that is not valid JSON") from error
-            ids = await self._ask(target, data)
+            ids = await self._in_turn(target, data, deadline)
         except _UnavailableError as trouble:
             self._rest(target.worker, trouble, loop.time())
             raise RemoteTokenizeError(str(trouble)) from trouble
@@ -109,6 +115,19 @@ class RemoteTokenizer:
         if self._session is not None:
             await self._session.close()
 
+    async def _in_turn(self, target: TokenizeTarget, data: bytes, deadline: float) -> TokenIds:
+        """Wait for a place, then ask. Only a deadline that passes at the worker is the worker's fault."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise RemoteTokenizeError("too many prompts were before it") from error
+        try:
+            left = max(deadline - asyncio.get_running_loop().time(), self._timeout / 2)
+            return await self._ask(target, data, left)
+        finally:
+            self._places.release()
+
     def _awake(self, model: str, now: float) -> list[TokenizeTarget]:
         resting = self._resting
         targets = self._targets(model)
@@ -121,7 +140,7 @@ class RemoteTokenizer:
             self._lacking.add(worker)
         self._resting[worker] = now + (_LACKING_SECONDS if trouble.lacking else _RESTING_SECONDS)
 
-    async def _ask(self, target: TokenizeTarget, data: bytes) -> TokenIds:
+    async def _ask(self, target: TokenizeTarget, data: bytes, timeout: float) -> TokenIds:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._max_at_once),
@@ -138,7 +157,7 @@ class RemoteTokenizer:
                 target.base_url.rstrip("/") + _PATH,
                 data=data,
                 headers=headers,
-                timeout=self._timeout,
+                timeout=aiohttp.ClientTimeout(total=timeout),
                 allow_redirects=False,
                 ssl=target.ssl,
                 server_hostname=target.server_name,
