@@ -55,8 +55,9 @@ class RemoteTokenizer:
         max_at_once: int = 8,
         max_waiting: int = 64,
     ) -> None:
-        """`targets` are the healthy workers that answer to a model's name. `timeout`, in seconds, holds for the
-        whole time that a question takes: up to `max_at_once` are with workers, `max_waiting` more wait for their turn.
+        """`targets` are the healthy workers that answer to a model's name. Up to `max_at_once` questions are
+        with workers, `max_waiting` more wait for their turn, at most `timeout` seconds; an answer may take what is left
+        of that, and half of it in any case.
         """
         self._targets = targets
         self._timeout = timeout

@@ -16,7 +16,7 @@ from backends.remote_tokenizer import RemoteTokenizer, chat_request, text_reques
 from cache.block_hash import TOKEN_BYTES, ChainKey
 from cache.prefix_index import PrefixIndex
 from cache.remote_tokens import RemoteTokenizeError
-from cache.text_blocks import TOKEN_TEXT_BYTES, TextBytes
+from cache.text_blocks import TextBytes
 from gateway.calls import Call
 from gateway.prompt_text import PromptSource, chat_without_attachments
 from gateway.prompts import PromptView, ReadingLimits
@@ -91,7 +91,7 @@ class RemoteReader:
         if known.complete:
             return view
         tail_bytes = len(text) - known.text_bytes
-        tokens = len(known.ids) // TOKEN_BYTES + tail_bytes / TOKEN_TEXT_BYTES
+        tokens = len(known.ids) // TOKEN_BYTES + tail_bytes * self._memory.tokens_per_byte
         view.tokens = max(round(tokens / view.share), 1)
         model = call.model or self.name
         request = (

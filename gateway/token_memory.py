@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64, xxh3_128_digest
 
 from cache.block_hash import TOKEN_BYTES
-from cache.text_blocks import TextBytes
+from cache.text_blocks import TOKEN_TEXT_BYTES, TextBytes
 from policies.types import TokenIds
 
 MARK_BYTES: Final = 512
@@ -25,6 +25,7 @@ _MESSAGE: Final = b"\xff"
 """What a message begins with in the canonical form; no text holds it."""
 _END_TOKENS: Final = 8
 """Tokens at the end of a prompt that a longer one need not share: the generation prompt, a word that goes on."""
+_NEWEST: Final = 0.1
 _RECORD_BYTES: Final = 320
 _MARK_COST: Final = 320
 """What an entry of either table costs, with the objects it holds."""
@@ -68,6 +69,8 @@ class TokenMemory:
     def __init__(self, *, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
+        self.tokens_per_byte = 1 / TOKEN_TEXT_BYTES
+        """Of the texts remembered last, on average."""
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
         self._marks: dict[int, tuple[_Record, bytes, int]] = {}
         """By the hash of all text before a mark: the record that has its tokens, its key, and how many."""
@@ -93,6 +96,8 @@ class TokenMemory:
 
     def remember(self, text: TextBytes, ids: TokenIds, *, special: bool) -> None:
         """Keep the ids of a whole prompt, unless they alone are beyond the bound."""
+        if text:
+            self.tokens_per_byte += _NEWEST * (len(ids) / TOKEN_BYTES / len(text) - self.tokens_per_byte)
         key = _whole(text, special=special)
         if key in self._records:
             self._forget(key)

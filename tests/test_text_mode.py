@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -422,6 +424,28 @@ def test_what_is_remembered_is_bounded_and_begins_right(steps: list[tuple[int, i
         assert memory.bytes <= 20_000
         assert memory.bytes == sum(record.bytes for record in memory._records.values())
         assert all(record in memory._records.values() for record, _, _ in memory._marks.values())
+
+
+def test_lengths_are_learnt() -> None:
+    memory = TokenMemory(max_bytes=1 << 20)
+    assert memory.tokens_per_byte == 0.25
+    for i in range(100):
+        memory.remember(TextBytes(b"%d " % i + b"x" * 597), numbered(100), special=False)
+    assert memory.tokens_per_byte == pytest.approx(1 / 6, rel=0.02)
+
+
+def test_the_memory_counts_what_it_holds() -> None:
+    memory = TokenMemory(max_bytes=2 << 20)
+    texts = [TextBytes(b"\xffuser %d " % i + b"x" * 3000 + b"\xffend") for i in range(1000)]
+    gc.collect()
+    tracemalloc.start()
+    for text in texts:
+        memory.remember(text, numbered(800), special=False)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert memory.bytes <= 2 << 20
+    assert len(memory) > 200
+    assert 0.6 < used / memory.bytes < 1.2
 
 
 def test_a_prompt_beyond_the_bound_is_not_kept() -> None:
