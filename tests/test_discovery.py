@@ -85,12 +85,12 @@ class NameServer(asyncio.DatagramProtocol):
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[NameServer]:
         loop = asyncio.get_running_loop()
-        while True:  # until a port is free for both
+        transport = None
+        while transport is None:  # until a port is free for both
             server = await asyncio.start_server(self.serve_tcp, "127.0.0.1", 0)
             self.port = server.sockets[0].getsockname()[1]
             try:
                 transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=("127.0.0.1", self.port))
-                break
             except OSError:
                 server.close()
         try:
