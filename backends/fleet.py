@@ -313,8 +313,11 @@ class Fleet:
         ]
 
     def has_events(self, model: str) -> bool:
-        """Does any worker of a base model publish KV events now?"""
-        return any(worker.publishes_events for worker in self.state.serving(model))
+        """Is any worker of a base model to publish KV events? An idle one has told none yet."""
+        return any(
+            (member := self.members.get(worker.id)) is not None and member.spec.feed is not None
+            for worker in self.state.serving(model)
+        )
 
     def feeds(self) -> list[tuple[WorkerId, FeedStats]]:
         """Counters of each feed, with its worker's name."""

@@ -24,6 +24,7 @@ _PATH: Final = "/tokenize"
 _NO_SUCH_PATH: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED})
 _LACKING_SECONDS: Final = 300.0
 _RESTING_SECONDS: Final = 5.0
+_ERROR_BYTES: Final = 4096
 _SPARE_TOKENS: Final = 65_536
 """What a template may add to the tokens of a request."""
 _CHAT_FIELDS: Final = (
@@ -52,11 +53,17 @@ class RemoteTokenizer:
         *,
         timeout: float = 2.0,
         max_at_once: int = 8,
+        max_waiting: int = 64,
     ) -> None:
-        """`targets` are the healthy workers of a model; `timeout` is in seconds."""
+        """`targets` are the healthy workers that answer to a model's name. Up to `max_at_once` questions are
+        with workers, `max_waiting` more wait for their turn, at most `timeout` seconds; an answer may take what is left
+        of that, and half of it in any case.
+        """
         self._targets = targets
-        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._timeout = timeout
         self._max_at_once = max_at_once
+        self._most = max_at_once + max_waiting
+        self._places = asyncio.Semaphore(max_at_once)
         self._under_way = 0
         self._turn = 0
         self._resting: dict[WorkerId, float] = {}
@@ -66,8 +73,8 @@ class RemoteTokenizer:
 
     @property
     def busy(self) -> bool:
-        """Are as many questions under way as may be?"""
-        return self._under_way >= self._max_at_once
+        """Do as many questions wait as may?"""
+        return self._under_way >= self._most
 
     def available(self, model: str, now: float) -> bool:
         """May any worker of the model be asked? False for a while after a failure, longer where it has no such path.
@@ -83,15 +90,16 @@ class RemoteTokenizer:
         awake = self._awake(model, loop.time())
         if not awake or self.busy or self._closed:
             raise RemoteTokenizeError("too many prompts wait already" if awake else "no worker to ask")
+        try:
+            data = orjson.dumps(body)
+        except TypeError as error:  # lone surrogates, nesting too deep: the prompt's fault, not the worker's
+            raise RemoteTokenizeError("a prompt that is not valid JSON") from error
         self._turn += 1
         target = awake[self._turn % len(awake)]
         self._under_way += 1
+        deadline = loop.time() + self._timeout
         try:
-            try:
-                data = orjson.dumps(body)
-            except TypeError as error:  # lone surrogates, nesting too deep: the prompt's fault, not the worker's
-                raise RemoteTokenizeError("a prompt that is not valid JSON") from error
-            ids = await self._ask(target, data)
+            ids = await self._in_turn(target, data, deadline)
         except _UnavailableError as trouble:
             self._rest(target.worker, trouble, loop.time())
             raise RemoteTokenizeError(str(trouble)) from trouble
@@ -108,6 +116,19 @@ class RemoteTokenizer:
         if self._session is not None:
             await self._session.close()
 
+    async def _in_turn(self, target: TokenizeTarget, data: bytes, deadline: float) -> TokenIds:
+        """Wait for a place, then ask. Only a deadline that passes at the worker is the worker's fault."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise RemoteTokenizeError("too many prompts were before it") from error
+        try:
+            left = max(deadline - asyncio.get_running_loop().time(), self._timeout / 2)
+            return await self._ask(target, data, left)
+        finally:
+            self._places.release()
+
     def _awake(self, model: str, now: float) -> list[TokenizeTarget]:
         resting = self._resting
         targets = self._targets(model)
@@ -120,7 +141,7 @@ class RemoteTokenizer:
             self._lacking.add(worker)
         self._resting[worker] = now + (_LACKING_SECONDS if trouble.lacking else _RESTING_SECONDS)
 
-    async def _ask(self, target: TokenizeTarget, data: bytes) -> TokenIds:
+    async def _ask(self, target: TokenizeTarget, data: bytes, timeout: float) -> TokenIds:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._max_at_once),
@@ -137,12 +158,15 @@ class RemoteTokenizer:
                 target.base_url.rstrip("/") + _PATH,
                 data=data,
                 headers=headers,
-                timeout=self._timeout,
+                timeout=aiohttp.ClientTimeout(total=timeout),
                 allow_redirects=False,
                 ssl=target.ssl,
                 server_hostname=target.server_name,
             ) as response:
                 if response.status in _NO_SUCH_PATH:
+                    if b'"error"' in await response.content.read(_ERROR_BYTES):
+                        # The engine's own words: it has the path, and not the model or adapter.
+                        raise RemoteTokenizeError("the worker does not know this model")
                     raise _UnavailableError(f"status {response.status}", lacking=True)
                 if response.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
                     raise RemoteTokenizeError(f"the worker refuses this prompt: status {response.status}")

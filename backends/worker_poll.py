@@ -135,8 +135,10 @@ class WorkerPoll:
                 self._open_questions -= 1
                 if self._open_questions == 0:
                     self.first_round.set()
+            # Not `wait_for`: on Python 3.11 it forgets a cancellation that comes together with what it waits for.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(waker.wait(), (pause or interval()) * share)
+                async with asyncio.timeout((pause or interval()) * share):
+                    await waker.wait()
             waker.clear()
             share = 1 - _JITTER / 2 + _JITTER * self._sample()
 

@@ -3,7 +3,7 @@
 | The model has | and its workers | so its prompts are read |
 |---|---|---|
 | a configured tokenizer | – | as tokens, here (`PromptReader`) |
-| none | publish KV events, and one answers `/tokenize` | as tokens that a worker tells (`RemoteReader`) |
+| none | are set to publish KV events, and one answers `/tokenize` | as tokens that a worker tells (`RemoteReader`) |
 | none | publish none, or none tokenizes | as text (`TextReader`) |
 
 Text suffices where nothing but predictions is matched, for they are chained the same way. It is never compared with
@@ -28,7 +28,10 @@ class AutoReader:
     """Reads the prompts of a model without a configured tokenizer. A `Reader`."""
 
     def __init__(self, text: TextReader, remote: RemoteReader, has_events: Callable[[str], bool]) -> None:
-        """`has_events` tells whether any worker of a base model publishes KV events now."""
+        """`has_events` tells whether any worker of a base model is set to publish KV events. That its feed is live is
+        not asked for: an engine that is idle publishes nothing, and a chain that changes with the feed's state would
+        lose what it had predicted.
+        """
         self.name = text.name
         self._text = text
         self._remote = remote
@@ -36,7 +39,7 @@ class AutoReader:
 
     def read(self, call: Call, *, adapter: str, block_sizes: Sequence[int], longest: int | None) -> PromptView:
         """By tokens where they can be had and events are to be met, else by text."""
-        remote = self._has_events(self.name) and self._remote.available
+        remote = self._has_events(self.name) and self._remote.available(call)
         reader: Reader = self._remote if remote else self._text
         return reader.read(call, adapter=adapter, block_sizes=block_sizes, longest=longest)
 

@@ -80,7 +80,8 @@ class Reloader:
         """Wait for a signal, or for the time to look; True for the one."""
         watch = self._program.config.reload.watch
         try:
-            await asyncio.wait_for(self._asked.wait(), watch or None)
+            async with asyncio.timeout(watch or None):
+                await self._asked.wait()
         except TimeoutError:
             return False
         self._asked.clear()

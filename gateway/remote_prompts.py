@@ -16,7 +16,7 @@ from backends.remote_tokenizer import RemoteTokenizer, chat_request, text_reques
 from cache.block_hash import TOKEN_BYTES, ChainKey
 from cache.prefix_index import PrefixIndex
 from cache.remote_tokens import RemoteTokenizeError
-from cache.text_blocks import TOKEN_TEXT_BYTES, TextBytes
+from cache.text_blocks import TextBytes
 from gateway.calls import Call
 from gateway.prompt_text import PromptSource, chat_without_attachments
 from gateway.prompts import PromptView, ReadingLimits
@@ -40,6 +40,8 @@ class _Tail(NamedTuple):
     text: TextBytes
     special: bool
     request: Mapping[str, object]
+    asked_for: str
+    """The model as the request names it: the worker to ask must know it by that name."""
     model: str
     adapter: str
     salt: str
@@ -71,10 +73,9 @@ class RemoteReader:
         self._under_way: dict[tuple[TextBytes, bool], list[tuple[PromptView, _Tail, Callable[[], None]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def available(self) -> bool:
-        """Is there a worker that tokenizes, as far as is known?"""
-        return self._remote.available(self.name, self._clock())
+    def available(self, call: Call) -> bool:
+        """Is there a worker that tokenizes for the model of this request, as far as is known?"""
+        return self._remote.available(call.model or self.name, self._clock())
 
     def read(self, call: Call, *, adapter: str, block_sizes: Sequence[int], longest: int | None) -> PromptView:
         """What is known of a prompt; never waits."""
@@ -90,7 +91,7 @@ class RemoteReader:
         if known.complete:
             return view
         tail_bytes = len(text) - known.text_bytes
-        tokens = len(known.ids) // TOKEN_BYTES + tail_bytes / TOKEN_TEXT_BYTES
+        tokens = len(known.ids) // TOKEN_BYTES + tail_bytes * self._memory.tokens_per_byte
         view.tokens = max(round(tokens / view.share), 1)
         model = call.model or self.name
         request = (
@@ -98,7 +99,7 @@ class RemoteReader:
             if call.kind is Kind.COMPLETION
             else chat_request(model, fields)
         )
-        view.rest = (_Tail(text, special, request, self.name, adapter, salt, tuple(block_sizes)),)
+        view.rest = (_Tail(text, special, request, model, self.name, adapter, salt, tuple(block_sizes)),)
         view.matters = tail_bytes >= _WORTH_BYTES and self._may_be_held(view)
         return view
 
@@ -130,7 +131,7 @@ class RemoteReader:
     async def _ask(self, prompt: tuple[TextBytes, bool], tail: _Tail) -> None:
         ids: TokenIds | None = None
         try:
-            ids = await self._remote.tokenize(self.name, tail.request)
+            ids = await self._remote.tokenize(tail.asked_for, tail.request)
         except RemoteTokenizeError:
             pass  # the tokenizer tells it, where it is a worker's fault
         except asyncio.CancelledError:

@@ -1,8 +1,9 @@
 """Remembers the token ids that workers told for prompts, and what follows from them for prompts that begin alike. Pure.
 
 A prompt seen before is known as a whole. Of a new one the longest beginning that is known of another is looked up, at
-marks every `MARK_BYTES` of text. How many tokens lie before a mark is learnt exactly from two prompts that part behind
-it; before that it is estimated from below. An estimate that is wrong costs a prefill, never an answer.
+marks: where a message begins, for there a conversation goes on, and every `MARK_BYTES` of text. How many tokens lie
+before a mark is learnt exactly from two prompts that part behind it; before that it is estimated from below. An
+estimate that is wrong costs a prefill, never an answer.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from collections import OrderedDict
 from sys import getsizeof
 from typing import Final, NamedTuple
 
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_64, xxh3_128_digest
 
-from cache.block_hash import TOKEN_BYTES, ChainKey
-from cache.text_blocks import TOKEN_TEXT_BYTES, TextBytes, hash_text
-from policies.types import BlockHash, TokenIds
+from cache.block_hash import TOKEN_BYTES
+from cache.text_blocks import TOKEN_TEXT_BYTES, TextBytes
+from policies.types import TokenIds
 
 MARK_BYTES: Final = 512
 _CAUTION: Final = 0.25
 """How much less than proportional an estimate is in the middle of a text, as a share of its nearer half."""
-_END_TOKENS: Final = 16
+_MESSAGE: Final = b"\xff"
+"""What a message begins with in the canonical form; no text holds it."""
+_END_TOKENS: Final = 8
 """Tokens at the end of a prompt that a longer one need not share: the generation prompt, a word that goes on."""
+_NEWEST: Final = 0.1
 _RECORD_BYTES: Final = 320
-_MARK_COST: Final = 240
+_MARK_COST: Final = 320
 """What an entry of either table costs, with the objects it holds."""
 
 
@@ -36,12 +40,21 @@ class Known(NamedTuple):
     complete: bool
 
 
+class _Mark(NamedTuple):
+    """A place in a text."""
+
+    at: int
+    """Bytes before it."""
+    hash: int
+    """Of all of them."""
+
+
 class _Record:
     """One prompt whose ids are known."""
 
     __slots__ = ("ids", "marks")
 
-    def __init__(self, ids: TokenIds, marks: list[BlockHash]) -> None:
+    def __init__(self, ids: TokenIds, marks: list[_Mark]) -> None:
         self.ids = ids
         self.marks = marks
 
@@ -56,9 +69,11 @@ class TokenMemory:
     def __init__(self, *, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
+        self.tokens_per_byte = 1 / TOKEN_TEXT_BYTES
+        """Of the texts remembered last, on average."""
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
-        self._marks: dict[BlockHash, tuple[_Record, bytes, int]] = {}
-        """By the chained hash of all text before a mark: the record that has its tokens, its key, and how many."""
+        self._marks: dict[int, tuple[_Record, bytes, int]] = {}
+        """By the hash of all text before a mark: the record that has its tokens, its key, and how many."""
 
     def __len__(self) -> int:
         """Prompts remembered."""
@@ -71,17 +86,18 @@ class TokenMemory:
         if whole is not None:
             self._records.move_to_end(key)
             return Known(whole.ids, len(text), complete=True)
-        marks = _marks(text, special=special)
-        for at in range(len(marks), 0, -1):
-            entry = self._marks.get(marks[at - 1])
+        for mark in reversed(_marks(text, special=special)):
+            entry = self._marks.get(mark.hash)
             if entry is not None:
                 record, owner, n_tokens = entry
                 self._records.move_to_end(owner)
-                return Known(TokenIds(record.ids[: n_tokens * TOKEN_BYTES]), at * MARK_BYTES, complete=False)
+                return Known(TokenIds(record.ids[: n_tokens * TOKEN_BYTES]), mark.at, complete=False)
         return Known(TokenIds(b""), 0, complete=False)
 
     def remember(self, text: TextBytes, ids: TokenIds, *, special: bool) -> None:
         """Keep the ids of a whole prompt, unless they alone are beyond the bound."""
+        if text:
+            self.tokens_per_byte += _NEWEST * (len(ids) / TOKEN_BYTES / len(text) - self.tokens_per_byte)
         key = _whole(text, special=special)
         if key in self._records:
             self._forget(key)
@@ -93,34 +109,32 @@ class TokenMemory:
         self.bytes += record.bytes
         shared, common = self._shared(marks, ids)
         n_tokens = len(ids) // TOKEN_BYTES
-        for at, mark in enumerate(marks, 1):
-            before = self._marks.get(mark)
-            if at == shared:
+        for mark in marks:
+            before = self._marks.get(mark.hash)
+            n_before = _estimate(n_tokens, mark.at, len(text)) if before is None else before[2]
+            if mark.at == shared:
                 n_before = common
-            elif at > shared:
-                n_before = max(_estimate(n_tokens, at * MARK_BYTES, len(text)), common)
             else:
-                guessed = _estimate(n_tokens, at * MARK_BYTES, len(text)) if before is None else before[2]
-                n_before = min(guessed, common)
-            self._marks[mark] = (record, key, n_before)
+                n_before = max(n_before, common) if mark.at > shared else min(n_before, common)
+            self._marks[mark.hash] = (record, key, n_before)
         while self.bytes > self.max_bytes:
             self._forget(next(iter(self._records)))
 
-    def _shared(self, marks: list[BlockHash], ids: TokenIds) -> tuple[int, int]:
-        """The last mark that another prompt has too, counted from 1, and how many leading tokens the two share."""
-        for at in range(len(marks), 0, -1):
-            entry = self._marks.get(marks[at - 1])
+    def _shared(self, marks: list[_Mark], ids: TokenIds) -> tuple[int, int]:
+        """Where the last mark is that another prompt has too, and how many leading tokens the two share."""
+        for mark in reversed(marks):
+            entry = self._marks.get(mark.hash)
             if entry is not None:
-                return at, common_tokens(entry[0].ids, ids)
+                return mark.at, common_tokens(entry[0].ids, ids)
         return 0, 0
 
     def _forget(self, key: bytes) -> None:
         record = self._records.pop(key)
         self.bytes -= record.bytes
         for mark in record.marks:
-            entry = self._marks.get(mark)
+            entry = self._marks.get(mark.hash)
             if entry is not None and entry[0] is record:
-                del self._marks[mark]
+                del self._marks[mark.hash]
 
 
 def common_tokens(a: TokenIds, b: TokenIds) -> int:
@@ -145,7 +159,18 @@ def _whole(text: TextBytes, *, special: bool) -> bytes:
     return xxh3_128_digest(text, seed=int(special))
 
 
-def _marks(text: TextBytes, *, special: bool) -> list[BlockHash]:
-    # The tokens of a text are the same under every adapter and salt.
-    key = ChainKey("", MARK_BYTES // TOKEN_TEXT_BYTES, salt="special" if special else "")
-    return list(hash_text(key, text).hashes)
+def _marks(text: TextBytes, *, special: bool) -> list[_Mark]:
+    """The marks of a text, its end among them. The tokens of a text are the same under every adapter and salt."""
+    places = {len(text), *range(MARK_BYTES, len(text), MARK_BYTES)}
+    at = text.find(_MESSAGE, 1)
+    while at >= 0:
+        places.add(at)
+        at = text.find(_MESSAGE, at + 1)
+    state = xxh3_64(seed=int(special))
+    marks: list[_Mark] = []
+    start = 0
+    for end in sorted(places):
+        state.update(text[start:end])
+        marks.append(_Mark(end, state.intdigest()))
+        start = end
+    return marks

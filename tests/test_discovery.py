@@ -82,12 +82,22 @@ class NameServer(asyncio.DatagramProtocol):
                 await writer.drain()
         writer.close()
 
+    async def _bind(self, loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Server, asyncio.BaseTransport]:
+        """A port that is free for both."""
+        while True:
+            server = await asyncio.start_server(self.serve_tcp, "127.0.0.1", 0)
+            self.port = server.sockets[0].getsockname()[1]
+            try:
+                transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=("127.0.0.1", self.port))
+            except OSError:
+                server.close()
+            else:
+                return server, transport
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[NameServer]:
         loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(self.serve_tcp, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=("127.0.0.1", self.port))
+        server, transport = await self._bind(loop)
         try:
             yield self
         finally:

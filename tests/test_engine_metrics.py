@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from backends.engine_metrics import PAGE_LIMIT, EngineLoad, read_load
 from backends.simulated.engine import EngineConfig
 from backends.tls import UpstreamTls, UpstreamTlsSpec
+from backends.simulated.fleet import FleetConfig, SimulatedFleet
 from backends.worker_poll import PollSettings, WorkerPoll, model_cards
 from policies.types import WorkerId
-from tests.gateway_fixtures import eventually, simulated_gateway
+from tests.gateway_fixtures import MODEL, eventually, model_text
 
 VLLM = b"""\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -309,7 +310,8 @@ async def test_a_worker_tells_all_three() -> None:
 async def test_the_simulated_engine_tells_its_load() -> None:
     heard = Heard()
     engine = EngineConfig(speed=100.0, blocks=1234)
-    async with simulated_gateway(1, engine=engine) as (_, fleet), polled(fleet.urls[0], heard):
+    fleet_config = FleetConfig(model=MODEL, engine=engine)
+    async with SimulatedFleet(1, fleet_config, text=model_text()) as fleet, polled(fleet.urls[0], heard):
         await eventually(lambda: heard.loads)
         assert (heard.loads[0].kv_blocks, heard.loads[0].block_size) == (1234, engine.block_size)
         assert heard.loads[0].running == 0

@@ -165,14 +165,15 @@ async def test_trouble_that_goes_on_is_told_once(caplog: pytest.LogCaptureFixtur
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize(("status", "reason"), [(400, "refuses"), (422, "refuses"), (404, "does not know")])
 async def test_a_prompt_that_is_refused_is_no_fault_of_the_worker(
-    status: int, caplog: pytest.LogCaptureFixture
+    status: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "backends.remote_tokenizer")
     async with Workers().running(A) as workers, tokenizer(workers) as it:
-        workers.answers[A] = lambda: web.Response(status=status)
-        with pytest.raises(RemoteTokenizeError, match="refuses"):
+        error = {"error": {"message": "The model `m` does not exist.", "type": "NotFoundError", "code": 404}}
+        workers.answers[A] = lambda: web.json_response(error, status=status)
+        with pytest.raises(RemoteTokenizeError, match=reason):
             await it.tokenize("m", BODY)
         with pytest.raises(RemoteTokenizeError, match="not valid JSON"):
             await it.tokenize("m", text_request("m", "\ud800", add_special_tokens=True))
@@ -195,21 +196,31 @@ async def test_no_question_outlives_its_deadline(caplog: pytest.LogCaptureFixtur
             await it.tokenize("m", BODY)
 
 
-async def test_few_questions_at_once() -> None:
-    async with Workers().running(A) as workers, tokenizer(workers, max_at_once=2) as it:
+async def test_few_questions_at_once_and_few_that_wait() -> None:
+    async with Workers().running(A) as workers, tokenizer(workers, max_at_once=2, max_waiting=3) as it:
         workers.release.clear()
-        asking = [asyncio.create_task(it.tokenize("m", BODY)) for _ in range(2)]
-        await eventually(lambda: len(workers.asked) == 2)
-        assert it.busy
+        asking = [asyncio.create_task(it.tokenize("m", BODY)) for _ in range(5)]
+        await eventually(lambda: len(workers.asked) == 2 and it.busy)
         with pytest.raises(RemoteTokenizeError, match="too many"):
             await it.tokenize("m", BODY)
+        assert len(workers.asked) == 2
         workers.release.set()
-        assert await asyncio.gather(*asking) == [ids(1, 70000)] * 2
+        assert await asyncio.gather(*asking) == [ids(1, 70000)] * 5
         assert not it.busy
 
 
+async def test_waiting_in_vain_is_no_fault_of_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "backends.remote_tokenizer")
+    async with Workers().running(A) as workers, tokenizer(workers, max_at_once=1, timeout=0.2) as it:
+        async with it._places:
+            with pytest.raises(RemoteTokenizeError, match="too many prompts were before it"):
+                await it.tokenize("m", BODY)
+        assert await it.tokenize("m", BODY) == ids(1, 70000)
+    assert caplog.messages == []
+
+
 async def test_one_that_is_cancelled_leaves_its_place() -> None:
-    async with Workers().running(A) as workers, tokenizer(workers, max_at_once=1) as it:
+    async with Workers().running(A) as workers, tokenizer(workers, max_at_once=1, max_waiting=0) as it:
         workers.release.clear()
         asking = asyncio.create_task(it.tokenize("m", BODY))
         await eventually(lambda: it.busy)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ from gateway.prompts import PromptView, Reader, ReadingLimits
 from gateway.reader_table import AutoReader, ReaderTable, make_reader
 from gateway.routes import Kind
 from gateway.text_prompts import TextReader
-from gateway.token_memory import MARK_BYTES, TokenMemory, common_tokens
+from gateway.token_memory import TokenMemory, common_tokens
 from policies.routing import PredictedCost, Prompt, WorkerView
 from policies.types import TokenIds, WorkerId
 from tests.gateway_fixtures import MODEL, model_text
@@ -295,7 +297,7 @@ async def test_a_growing_conversation_is_known_but_for_its_last_turn() -> None:
             known = list(view.blocks[16].hashes)
             assert known == chain[: len(known)], "what is claimed is so"
             if turn:
-                assert len(known) >= before - MARK_BYTES // 32
+                assert len(known) >= before - 2
                 assert abs(view.tokens - len(chain) * 16) < 0.5 * 16 * len(chain)
             await remote.known(call)
             before = len(chain)
@@ -422,6 +424,28 @@ def test_what_is_remembered_is_bounded_and_begins_right(steps: list[tuple[int, i
         assert memory.bytes <= 20_000
         assert memory.bytes == sum(record.bytes for record in memory._records.values())
         assert all(record in memory._records.values() for record, _, _ in memory._marks.values())
+
+
+def test_lengths_are_learnt() -> None:
+    memory = TokenMemory(max_bytes=1 << 20)
+    assert memory.tokens_per_byte == 0.25
+    for i in range(100):
+        memory.remember(TextBytes(b"%d " % i + b"x" * 597), numbered(100), special=False)
+    assert memory.tokens_per_byte == pytest.approx(1 / 6, rel=0.02)
+
+
+def test_the_memory_counts_what_it_holds() -> None:
+    memory = TokenMemory(max_bytes=2 << 20)
+    texts = [TextBytes(b"\xffuser %d " % i + b"x" * 3000 + b"\xffend") for i in range(1000)]
+    gc.collect()
+    tracemalloc.start()
+    for text in texts:
+        memory.remember(text, numbered(800), special=False)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert memory.bytes <= 2 << 20
+    assert len(memory) > 200
+    assert 0.6 < used / memory.bytes < 1.2
 
 
 def test_a_prompt_beyond_the_bound_is_not_kept() -> None:
