@@ -116,20 +116,8 @@ def _kv_events(config: Config) -> Iterator[Problem]:
         if worker.kv_events is None:
             continue
         path = f"workers[{position}].kv_events"
-        if not _can_be_tokenized(worker, config):
-            yield Problem(
-                path,
-                "no model of this worker has a tokenizer under models: its events could never match",
-            )
         if worker.kv_events.replay_endpoint == worker.kv_events.endpoint:
             yield Problem(f"{path}.replay_endpoint", "must differ from endpoint: they are two sockets of the worker")
-
-
-def _can_be_tokenized(worker: Worker, config: Config) -> bool:
-    return any(
-        model.tokenizer is not None and (worker.models is None or model.name in worker.models)
-        for model in config.models
-    )
 
 
 def _bounds(config: Config) -> Iterator[Problem]:
