@@ -30,6 +30,7 @@ from gateway.http_server import HttpServer, Limits
 from gateway.logs import set_up_logging
 from gateway.pipeline import RequestPipeline
 from gateway.prompts import PromptReader, ReadingLimits
+from gateway.routes import RouteTable
 from policies.prefill_queue import FleetRate, PrefillQueue
 from policies.routing import RoutingPolicy, make_policy
 
@@ -91,6 +92,7 @@ async def serving(config: Config) -> AsyncIterator[int]:
             readers={
                 model.name: reader for model in config.models if (reader := _reader(config, model, index, executor))
             },
+            routes=RouteTable(config.routes.passthrough),
             loop=loop,
             via=via,
             max_attempts=config.upstream.max_attempts,

@@ -12,18 +12,19 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import orjson
-
 from backends.errors import UpstreamFault
 from backends.fleet_state import FleetState, Worker
 from backends.upstream_pool import UpstreamPool
 from cache.prefix_index import PrefixIndex
 from gateway.api_error import ApiError
 from gateway.calls import read_call
+from gateway.dialects.anthropic import ANTHROPIC
+from gateway.dialects.openai import OPENAI
 from gateway.exchange import Exchange
-from gateway.model_choice import served_model, unknown_model
+from gateway.model_choice import served_model, unknown_model, workers_for
+from gateway.own_answers import own_answer, speaks_anthropic
 from gateway.prompts import PromptReader, PromptView, guess
-from gateway.routes import ROUTES, Kind
+from gateway.routes import RouteTable, dialect_of
 from policies.routing import Needs, Prompt, RoutingPolicy
 from policies.types import WorkerId
 
@@ -49,6 +50,7 @@ class RequestPipeline:
         *,
         index: PrefixIndex,
         readers: Mapping[str, PromptReader],
+        routes: RouteTable,
         loop: asyncio.AbstractEventLoop,
         via: bytes,
         max_attempts: int,
@@ -68,6 +70,7 @@ class RequestPipeline:
         self._needs = policy.needs
         self._index = index
         self._readers = readers
+        self._routes = routes
         self._loop = loop
         self._via = b"\r\nvia: 1.1 " + via
         self._max_attempts = max_attempts
@@ -98,25 +101,24 @@ class RequestPipeline:
 
     def _begin(self, exchange: Exchange) -> None:
         head = exchange.head
-        route = ROUTES.get(head.path)
-        if route is None:
-            raise ApiError(404, f"There is no route {_shown(head.method)} {_shown(head.path)}.", code="unknown_route")
+        try:
+            route = self._routes.find(head.path, head.method)
+        except ApiError:
+            exchange.dialect = dialect_of(head.path)
+            raise
         exchange.dialect = route.dialect
-        if head.method != route.method:
-            raise ApiError(
-                405,
-                f"{_shown(head.path)} takes {_shown(route.method)} only.",
-                code="method_not_allowed",
-                fields=b"\r\nallow: " + route.method,
-            )
-        if route.kind is Kind.MODELS:
-            exchange.respond(200, orjson.dumps({"object": "list", "data": self.fleet.merged_cards()}))
+        if route.answered_here:
+            anthropic = speaks_anthropic(head.fields)
+            exchange.dialect = ANTHROPIC if anthropic else OPENAI
+            exchange.respond(200, own_answer(route.kind, head.path, self.fleet, anthropic=anthropic))
             return
-        call = exchange.call = read_call(route.kind, exchange.body)
-        call.model = served_model(self.fleet, call.model)
-        if self._needs is _PREFIXES:
+        call = exchange.call = read_call(route, exchange.body, head.path)
+        if not call.may_go_anywhere:
+            call.model = served_model(self.fleet, call.model)
+        if self._needs is _PREFIXES and call.has_prompt:
             self._read_prompt(exchange)
         else:
+            exchange.prompt = guess(call) if self._needs is _PREFIXES else None
             self._dispatch(exchange)
 
     # 2. Tokens and blocks
@@ -180,12 +182,11 @@ class RequestPipeline:
     def _route(self, exchange: Exchange) -> None:
         call = exchange.call
         assert call is not None, "set by begin"
-        assert call.model is not None, "set by begin"
         now = self._loop.time()
         fleet = self.fleet
-        workers = fleet.candidates(fleet.serving(call.model), exchange.tried, now)
+        workers = fleet.candidates(workers_for(fleet, call), exchange.tried, now)
         if not workers:
-            raise unknown_model(self.fleet, call.model)  # it was served a moment ago
+            raise unknown_model(self.fleet, call.model or "")  # it was served a moment ago
         view = exchange.prompt
         if view is None:
             views = [worker.load() if self._needs is _LOAD else worker.name_only for worker in workers]
@@ -194,7 +195,7 @@ class RequestPipeline:
         else:
             prompt = Prompt(view.tokens, self._cached_tokens(view) if view.blocks else _NOTHING_CACHED)
             decision = self._policy.choose(prompt, [worker.view(now) for worker in workers], self._sample())
-            lacking = view.tokens - decision.cached_tokens
+            lacking = view.tokens - decision.cached_tokens if call.has_prompt else None
             exchange.cached_tokens = decision.cached_tokens
             exchange.cached_blocks = decision.cached_tokens // workers[decision.chosen].block_size
         worker = exchange.worker = workers[decision.chosen]
@@ -317,8 +318,7 @@ class RequestPipeline:
     def _others_left(self, exchange: Exchange) -> bool:
         call = exchange.call
         assert call is not None, "set by begin"
-        assert call.model is not None, "set by begin"
-        return any(worker not in exchange.tried for worker in self.fleet.serving(call.model))
+        return any(worker not in exchange.tried for worker in workers_for(self.fleet, call))
 
 
 def _shown(value: bytes) -> str:

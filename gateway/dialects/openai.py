@@ -39,5 +39,9 @@ class OpenAi:
             return None
         return Usage(found[b"prompt_tokens"], found.get(b"completion_tokens"), found.get(b"cached_tokens"))
 
+    def answer_id(self, piece: bytes) -> str | None:  # noqa: ARG002 - as `Dialect` has it
+        """None: workers keep none of these answers."""
+        return None
+
 
 OPENAI: Final = OpenAi()

@@ -19,6 +19,7 @@ from gateway.config import Index, Tokens, Upstream
 from gateway.http_server import HttpServer, Limits
 from gateway.pipeline import RequestPipeline
 from gateway.prompts import PromptReader, ReadingLimits
+from gateway.routes import RouteTable
 from policies.prefill_queue import FleetRate, PrefillQueue
 from policies.routing import make_policy
 from policies.types import WorkerId
@@ -115,6 +116,7 @@ class Rig:
             self.policy,
             index=self.index,
             readers=readers,
+            routes=RouteTable(),
             loop=loop,
             via=b"prefixgate-bench",
             max_attempts=upstream.max_attempts,
