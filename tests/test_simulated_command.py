@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -48,6 +50,36 @@ def test_a_fleet_runs_writes_its_configuration_and_stops_cleanly(how: signal.Sig
     assert all(worker.kv_events is not None for worker in config.workers)
     assert [model.tokenizer for model in config.models] == ["embedded"]
     assert yaml.safe_load("".join(lines))["workers"][0]["max_model_len"] == 1600
+
+
+def test_adapters_a_key_and_metric_names_reach_the_engines() -> None:
+    options = ["--port", "0", "--no-kv-events", "--lora", "french", "--lora", "legal", "--api-key", "s3cret"]
+    with subprocess.Popen(
+        [*RUN, *options, "--flavour", "sglang", "--write-config", "-"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        while (line := process.stdout.readline()).strip():
+            lines.append(line)
+        config = parse_config("".join(lines))
+        (worker,) = config.workers
+        asked = urllib.request.Request(f"{worker.url}/v1/models", headers={"Authorization": "Bearer s3cret"})
+        with urllib.request.urlopen(asked, timeout=10) as response:
+            served = [model["id"] for model in json.load(response)["data"]]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{worker.url}/v1/models", timeout=10)
+        with urllib.request.urlopen(f"{worker.url}/metrics", timeout=10) as response:
+            assert b"sglang:num_running_reqs" in response.read()
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert served == ["simulated", "french", "legal"] == [model.name for model in config.models]
+    assert worker.models == tuple(served)
+    assert "s3cret" not in said
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from xxhash import xxh3_64_intdigest
 
+from backends.simulated.answers import Answers, Choice
+from backends.simulated.api_errors import ApiError
 from backends.simulated.engine import EngineConfig
+from backends.simulated.image_parts import images_as_text
 from backends.simulated.kv_chain import EngineHash, chain_root, extend
 from backends.simulated.model_text import ModelText
-from backends.simulated.openai_answers import Answers, Choice
-from backends.simulated.openai_requests import ApiError, ChatRequest, CompletionRequest
+from backends.simulated.openai_requests import ChatRequest, CompletionRequest
 from backends.simulated.sequence import SimRequest
 from backends.simulated.tool_calls import forced_call
 from cache.chat_template import TemplateError
@@ -30,7 +32,7 @@ class Planner:
         """The plan of a chat completion. Raises ApiError."""
         ids = self.chat_ids(raw)
         count = self._count(request.n)
-        answers = Answers(request_id, True, created, self._text.model, len(ids) // _TOKEN_BYTES, count)
+        answers = Answers(request_id, created, request.model or self._text.model, len(ids) // _TOKEN_BYTES, count)
         answers.choices = self._choices(request, request_id, ids, most=request.most_tokens, first_index=0, count=count)
         call = forced_call(request, xxh3_64_intdigest(ids))
         if call is not None:
@@ -43,7 +45,7 @@ class Planner:
         prompts = request.prompts
         encoded = [self.ids(prompt) for prompt in prompts]
         total = sum(len(ids) for ids in encoded) // _TOKEN_BYTES
-        answers = Answers(request_id, False, created, self._text.model, total, count)
+        answers = Answers(request_id, created, request.model or self._text.model, total, count)
         most = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         for prompt, ids in zip(prompts, encoded, strict=True):
             choices = self._choices(request, request_id, ids, most=most, first_index=len(answers.choices), count=count)
@@ -57,7 +59,7 @@ class Planner:
     def chat_ids(self, raw: dict[str, object]) -> TokenIds:
         """Ids of a chat's rendered prompt. Raises ApiError when the template refuses."""
         try:
-            text = self._text.tokenizer.render_chat(raw)
+            text = self._text.tokenizer.render_chat(images_as_text(raw))
         except TemplateError as error:
             raise ApiError(400, str(error), param="messages") from None
         return self.ids(text, add_special_tokens=False)
@@ -69,12 +71,26 @@ class Planner:
         except ValueError as error:
             raise ApiError(400, str(error), param="prompt") from None
 
-    def prefill_only(self, request_id: str, ids: TokenIds, salt: str) -> SimRequest:
+    def adapter(self, model: str | None) -> str:
+        """The LoRA adapter that a model's name means; empty for the base model."""
+        return "" if model in (None, self._text.model) else str(model)
+
+    def prefill_only(self, request_id: str, ids: TokenIds, salt: str, model: str | None = None) -> SimRequest:
         """A request that computes a prompt and nothing else: an embedding."""
         self._check_length(len(ids) // _TOKEN_BYTES, 1)
-        root = chain_root(self._text.model, salt=salt)
+        adapter = self.adapter(model)
+        root = chain_root(self._text.model, adapter, salt)
         hashes = extend(root, ids, self._config.block_size)
-        return SimRequest(request_id, hashes, len(ids) // _TOKEN_BYTES, 1, token_ids=ids, root=root, salt=salt or None)
+        return SimRequest(
+            request_id,
+            hashes,
+            len(ids) // _TOKEN_BYTES,
+            1,
+            token_ids=ids,
+            root=root,
+            salt=salt or None,
+            adapter=adapter,
+        )
 
     def _count(self, n: int | None) -> int:
         count = 1 if n is None else n
@@ -97,7 +113,7 @@ class Planner:
         most = self._check_length(n_tokens, most)
         least = most if request.ignore_eos else request.min_tokens or 0
         salt = request.cache_salt or ""
-        root = chain_root(self._text.model, salt=salt)
+        root = chain_root(self._text.model, self.adapter(request.model), salt)
         hashes = extend(root, ids, self._config.block_size)
         choices = []
         for index in range(first_index, first_index + count):
@@ -130,6 +146,7 @@ class Planner:
             output_ids=output_ids,
             root=root,
             salt=request.cache_salt or None,
+            adapter=self.adapter(request.model),
             per_token=bool(request.stream),
         )
 

@@ -13,112 +13,15 @@ recomputed later; a prompt's last token is always computed, so that there is som
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
-from backends.simulated.block_pool import BlockPool, PoolEvent
+from backends.simulated.block_pool import BlockPool
+from backends.simulated.engine_config import EngineConfig, EngineStats, KvBatch, QueueFullError, RequestTooLongError
 from backends.simulated.sequence import Sequence, SimRequest, TokenOut
-from backends.simulated.timing import PublishedTiming, StepTiming
+from backends.simulated.step_run import StepRun
+
+__all__ = ["EngineConfig", "EngineStats", "KvBatch", "QueueFullError", "RequestTooLongError", "SimulatedEngine"]
 
 _TIMES_KEPT = 4096
-
-
-class RequestTooLongError(ValueError):
-    """Prompt and answer together do not fit into the context."""
-
-    def __init__(self, request: SimRequest, limit: int) -> None:
-        super().__init__(f"{request.n_tokens} + {request.max_tokens} tokens do not fit into {limit}")
-        self.limit = limit
-
-
-class QueueFullError(RuntimeError):
-    """The bounded waiting queue has no place left."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Sizes and speed of one engine. `speed` 10 lives ten seconds in one."""
-
-    blocks: int = 16_384
-    block_size: int = 16
-    max_num_seqs: int = 256
-    max_batched_tokens: int = 8_192
-    max_model_len: int = 32_768
-    max_waiting: int | None = None
-    timing: StepTiming = field(default_factory=PublishedTiming)
-    speed: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for sizes no engine can have."""
-        for name in ("blocks", "block_size", "max_num_seqs", "max_model_len", "speed"):
-            if getattr(self, name) <= 0:
-                message = f"{name} must be above 0"
-                raise ValueError(message)
-        if self.max_batched_tokens < self.max_num_seqs:
-            message = "max_batched_tokens must be at least max_num_seqs: each running sequence decodes in a step"
-            raise ValueError(message)
-
-    @property
-    def context_tokens(self) -> int:
-        """The longest sequence served: the context length, or what the whole pool holds if that is less."""
-        return min(self.max_model_len, self.blocks * self.block_size)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot. Counts are totals since the start; queries and hits are in tokens, as in vLLM."""
-
-    running: int
-    waiting: int
-    kv_usage: float
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    prompt_tokens: int
-    generation_tokens: int
-    preemptions: int
-
-
-@dataclass(frozen=True, slots=True)
-class KvBatch:
-    """What one step changed in the prefix cache, at its end."""
-
-    at: float
-    events: list[PoolEvent]
-
-
-class _Run:
-    """`steps` equal steps from `start`; step i (from 0) ends at `start + (i + 1) * step_s`."""
-
-    __slots__ = ("decoding", "done", "prefilling", "start", "step_s", "steps")
-
-    def __init__(
-        self,
-        start: float,
-        step_s: float,
-        steps: int,
-        *,
-        decoding: bool,
-        prefilling: list[tuple[Sequence, int]],
-    ) -> None:
-        self.start = start
-        self.step_s = step_s
-        self.steps = steps
-        self.done = 0
-        self.decoding = decoding
-        self.prefilling = prefilling
-
-    def end(self, steps: int) -> float:
-        return self.start + steps * self.step_s
-
-    def ended_by(self, now: float) -> int:
-        """How many steps ended at or before `now`."""
-        if self.end(self.steps) <= now:
-            return self.steps
-        count = int((now - self.start) / self.step_s)
-        while count > 0 and self.end(count) > now:
-            count -= 1
-        while self.end(count + 1) <= now:
-            count += 1
-        return count
 
 
 class SimulatedEngine:
@@ -137,7 +40,7 @@ class SimulatedEngine:
         self._partial: Sequence | None = None  # admitted, prompt not wholly computed: always the last running
         self._admissions = 0
         self._blocked: tuple[Sequence, int] | None = None
-        self._run: _Run | None = None
+        self._run: StepRun | None = None
         self._now = float("-inf")
         self._ready_at = float("-inf")
         # Decode steps are numbered; a sequence is found under the number of its next change only.
@@ -275,7 +178,7 @@ class SimulatedEngine:
 
     # -- the start of a step -----------------------------------------------------------------------------
 
-    def _schedule(self, at: float) -> _Run:
+    def _schedule(self, at: float) -> StepRun:
         preemptions = self._preemptions
         self._grow_decoding()
         budget = self._budget - len(self._decoding)
@@ -290,7 +193,7 @@ class SimulatedEngine:
         kv_used = self.pool.used / self.pool.capacity
         step_s = self.config.timing.step_s(new_tokens, decoding=decoding, kv_used=kv_used) / self.config.speed
         steps = 1 if prefilling or preempted or not decoding else self._steps_without_change()
-        return _Run(at, step_s, steps, decoding=decoding, prefilling=prefilling)
+        return StepRun(at, step_s, steps, decoding=decoding, prefilling=prefilling)
 
     def _steps_without_change(self) -> int:
         """Decode steps that see the same blocks in use and finish nothing before the last."""
@@ -408,7 +311,7 @@ class SimulatedEngine:
 
     # -- the end of a step -------------------------------------------------------------------------------
 
-    def _commit(self, run: _Run, steps: int) -> None:
+    def _commit(self, run: StepRun, steps: int) -> None:
         first = run.done + 1
         run.done += steps
         at = run.end(run.done)

@@ -1,135 +1,97 @@
-"""Render answers in the bytes vLLM sends: one body, or one SSE event a token. Pure."""
+"""Chat completions and completions in the bytes vLLM sends: one body, or one SSE event a token. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-from backends.simulated.sequence import SimRequest
+from backends.simulated.answers import Answers, Choice, data_event
 
-DONE = b"data: [DONE]\n\n"
-
-
-@dataclass(slots=True)
-class Choice:
-    """One alternative of an answer, and how much of it is out."""
-
-    index: int
-    request: SimRequest
-    pieces: Sequence[str]
-    finish_reason: str
-    stop_reason: str | None = None
-    tool: str | None = None
-    echo: str = ""
-    sent: int = 0
-    cached_tokens: int = 0
-
-    @property
-    def text(self) -> str:
-        """The whole answer, the prompt in front where it was asked for."""
-        return self.echo + "".join(self.pieces)
-
-    @property
-    def done(self) -> bool:
-        """Whether every token is out."""
-        return self.sent == len(self.pieces)
+DONE: Final = b"data: [DONE]\n\n"
 
 
-@dataclass(slots=True)
-class Answers:
-    """All that one HTTP request asked for. `chat` tells the dialect, chat or completion."""
+class CompletionRendering:
+    """`chat` tells the dialect, `usage` whether a stream ends with a usage chunk."""
 
-    id: str
-    chat: bool
-    created: int
-    model: str
-    prompt_tokens: int
-    n: int = 1
-    choices: list[Choice] = field(default_factory=list)
-
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object; a prompt asked for n answers counts once, with its first one's hits."""
-        generated = sum(choice.sent for choice in self.choices)
-        cached = sum(choice.cached_tokens for choice in self.choices[:: self.n])
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "total_tokens": self.prompt_tokens + generated,
-            "completion_tokens": generated,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+    def __init__(self, answers: Answers, *, chat: bool, usage: bool = False) -> None:
+        self.answers = answers
+        self._chat = chat
+        self._usage = usage
 
     def body(self) -> bytes:
         """The unary response body."""
-        choices = [_unary_choice(choice, chat=self.chat) for choice in self.choices]
-        kind = "chat.completion" if self.chat else "text_completion"
-        return orjson.dumps(
-            {
-                "id": self.id,
-                "object": kind,
-                "created": self.created,
-                "model": self.model,
-                "choices": choices,
-                "usage": self.usage(),
-            }
-        )
+        choices = [_unary_choice(choice, chat=self._chat) for choice in self.answers.choices]
+        kind = "chat.completion" if self._chat else "text_completion"
+        return orjson.dumps(self._head(kind) | {"choices": choices, "usage": usage_of(self.answers)})
 
-    def usage_event(self) -> bytes:
-        """The last chunk of a stream whose client asked for usage."""
-        return _event({**self._head(), "choices": [], "usage": self.usage()})
+    def start(self) -> bytes:
+        """Nothing: the first chunk comes with the first token."""
+        return b""
 
-    def format(self, choice: Choice) -> ChoiceFormat:
-        """The templates of one choice's events."""
-        return ChoiceFormat(self._head(), choice, chat=self.chat)
+    def format(self, choice: Choice) -> CompletionFormat:
+        """The templates of one choice's chunks."""
+        return CompletionFormat(self._chunk_head(), choice, chat=self._chat)
 
-    def _head(self) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def end(self) -> bytes:
+        """Usage if wanted, and `[DONE]`."""
+        if not self._usage:
+            return DONE
+        return data_event({**self._chunk_head(), "choices": [], "usage": usage_of(self.answers)}) + DONE
+
+    def failure(self, message: str, *, after: int) -> bytes:  # noqa: ARG002 - these events have no numbers
+        """An error chunk and `[DONE]`, as vLLM sends them."""
+        error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
+        return data_event({"error": error}) + DONE
+
+    def _chunk_head(self) -> dict[str, Any]:
+        return self._head("chat.completion.chunk" if self._chat else "text_completion")
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        answers = self.answers
+        return {"id": answers.id, "object": kind, "created": answers.created, "model": answers.model}
 
 
-class ChoiceFormat:
-    """Renders a choice's tokens as SSE events. `opening` goes before the first."""
+class CompletionFormat:
+    """Renders a choice's tokens as chunks."""
 
-    __slots__ = ("_choice", "_last", "_next", "_prefix", "opening")
+    __slots__ = ("_choice", "_last", "_next", "_opening", "_prefix")
 
     def __init__(self, head: dict[str, Any], choice: Choice, *, chat: bool) -> None:
         def template(reason: str | None, stop_reason: str | None = None) -> list[bytes]:
             body = _delta(choice, "\0", chat=chat) | {"logprobs": None, "finish_reason": reason}
             body["stop_reason"] = stop_reason
-            return _event({**head, "choices": [{"index": choice.index, **body}]}).split(orjson.dumps("\0"))
+            return data_event({**head, "choices": [{"index": choice.index, **body}]}).split(orjson.dumps("\0"))
 
         self._choice = choice
         self._prefix, suffix = template(None)
         self._next = suffix + self._prefix
         self._last = template(choice.finish_reason, choice.stop_reason)[1]
-        self.opening = b"".join(
-            _event(
-                {
-                    **head,
-                    "choices": [{"index": choice.index, **delta, "logprobs": None, "finish_reason": None}],
-                }
-            )
+        plain = {"logprobs": None, "finish_reason": None}
+        self._opening = b"".join(
+            data_event({**head, "choices": [{"index": choice.index, **delta, **plain}]})
             for delta in _opening_deltas(choice, chat=chat)
         )
 
+    def opening(self) -> bytes:
+        """The role, the start of a call, or the echoed prompt."""
+        return self._opening
+
     def events(self, count: int) -> bytes:
-        """Events of the next `count` tokens; counts them as sent."""
-        choice = self._choice
-        start, choice.sent = choice.sent, choice.sent + count
-        pieces = map(orjson.dumps, choice.pieces[start : choice.sent])
-        suffix = self._last if choice.done else self._next[: -len(self._prefix)]
+        """Chunks of the next `count` tokens; counts them as sent."""
+        pieces = map(orjson.dumps, self._choice.take(count))
+        suffix = self._last if self._choice.done else self._next[: -len(self._prefix)]
         return self._prefix + self._next.join(pieces) + suffix
 
 
-def error_event(message: str) -> bytes:
-    """An error in the middle of a stream, as vLLM sends it."""
-    return _event({"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}})
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+def usage_of(answers: Answers) -> dict[str, Any]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": answers.prompt_tokens,
+        "total_tokens": answers.prompt_tokens + answers.output_tokens,
+        "completion_tokens": answers.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": answers.cached_tokens},
+    }
 
 
 def _delta(choice: Choice, piece: str, *, chat: bool) -> dict[str, Any]:
@@ -147,7 +109,7 @@ def _opening_deltas(choice: Choice, *, chat: bool) -> list[dict[str, Any]]:
     if choice.tool is None:
         return [role]
     function = {"name": choice.tool, "arguments": ""}
-    call = {"index": 0, "id": _call_id(choice), "type": "function", "function": function}
+    call = {"index": 0, "id": choice.call_id, "type": "function", "function": function}
     return [role, {"delta": {"tool_calls": [call]}}]
 
 
@@ -158,10 +120,6 @@ def _unary_choice(choice: Choice, *, chat: bool) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "tool_calls": []}
     if choice.tool is not None:
         function = {"name": choice.tool, "arguments": choice.text}
-        call = {"id": _call_id(choice), "type": "function", "function": function}
+        call = {"id": choice.call_id, "type": "function", "function": function}
         message = {"role": "assistant", "content": None, "tool_calls": [call]}
     return {"index": choice.index, "message": message, **tail}
-
-
-def _call_id(choice: Choice) -> str:
-    return f"call_{choice.request.id}"

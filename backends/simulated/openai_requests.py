@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 import orjson
 
+from backends.simulated.api_errors import ApiError
+
 _Text = str | None
 _Stops = str | list[str] | None
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class ApiError(Exception):
-    """A refusal in OpenAI's error shape."""
-
-    def __init__(self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.param = param
-
-    def body(self) -> bytes:
-        """The response body."""
-        fields = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
-        return orjson.dumps({"error": fields})
 
 
 class StreamOptions(msgspec.Struct):
@@ -144,8 +132,13 @@ def read_body(body: bytes, kind: type[_Request]) -> tuple[_Request, dict[str, An
         raise ApiError(400, f"JSON decode error: {error}", param="body") from None
     if not isinstance(raw, dict):
         raise ApiError(400, "Input should be a valid dictionary", param="body")
+    return typed(raw, kind), raw
+
+
+def typed(raw: Mapping[str, Any], kind: type[_Request]) -> _Request:
+    """A body as the request that it is. Raises ApiError 400 that names the field."""
     try:
-        return msgspec.convert(raw, kind), raw
+        return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         raise ApiError(400, str(error), param=_field_of(str(error))) from None
 

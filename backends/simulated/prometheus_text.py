@@ -1,8 +1,10 @@
-"""The metrics page, under vLLM's names. Pure."""
+"""The metrics page, under vLLM's names or SGLang's. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
+from enum import StrEnum
 
 from backends.simulated.engine import EngineConfig, EngineStats
 
@@ -33,10 +35,30 @@ class Histogram:
         return [*lines, f"{name}_sum{{{labels}}} {self._sum}", f"{name}_count{{{labels}}} {total}"]
 
 
+class Flavour(StrEnum):
+    """Whose names the page has."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+class Throughput:
+    """Generated tokens in a second, between two looks at the page."""
+
+    def __init__(self, now: float) -> None:
+        self._at = now
+        self._tokens = 0
+
+    def look(self, now: float, tokens: int) -> float:
+        """The rate since the last look; `tokens` is the total by now."""
+        seconds, made = now - self._at, tokens - self._tokens
+        self._at, self._tokens = now, tokens
+        return made / seconds if seconds > 0 else 0.0
+
+
 def render(config: EngineConfig, stats: EngineStats, *, model: str, ttft: Histogram, finished: int) -> str:
-    """The page in Prometheus' text format."""
-    escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    labels = f'engine="0",model_name="{escaped}"'
+    """The page in Prometheus' text format, as vLLM has it."""
+    labels = f'engine="0",model_name="{_escaped(model)}"'
     gauges = {
         "num_requests_running": stats.running,
         "num_requests_waiting": stats.waiting,
@@ -50,13 +72,51 @@ def render(config: EngineConfig, stats: EngineStats, *, model: str, ttft: Histog
         "generation_tokens": stats.generation_tokens,
         "request_success": finished,
     }
-    lines: list[str] = []
-    for name, value in gauges.items():
-        lines += [f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{labels}}} {float(value)}"]
-    for name, value in counters.items():
-        lines += [f"# TYPE vllm:{name}_total counter", f"vllm:{name}_total{{{labels}}} {float(value)}"]
+    lines = _samples("vllm", gauges, counters, labels)
     sizes = f'block_size="{config.block_size}",num_gpu_blocks="{config.blocks}",enable_prefix_caching="True"'
     lines += ["# TYPE vllm:cache_config_info gauge", f'vllm:cache_config_info{{{sizes},engine="0"}} 1.0']
-    name = "vllm:time_to_first_token_seconds"
-    lines += [f"# TYPE {name} histogram", *ttft.lines(name, labels)]
-    return "\n".join(lines) + "\n"
+    return _page(lines, "vllm:time_to_first_token_seconds", ttft, labels)
+
+
+def render_sglang(
+    config: EngineConfig, stats: EngineStats, *, model: str, ttft: Histogram, finished: int, gen_throughput: float
+) -> str:
+    """The page as SGLang has it. Source: its `metrics/collector.py` and documentation of production metrics.
+
+    Used tokens are those of blocks in use; cached ones that nobody uses could be evicted, and do not count.
+    """
+    labels = f'engine_type="unified",model_name="{_escaped(model)}",pp_rank="0",tp_rank="0"'
+    tokens = config.blocks * config.block_size
+    gauges = {
+        "num_running_reqs": stats.running,
+        "num_queue_reqs": stats.waiting,
+        "num_used_tokens": round(stats.kv_usage * tokens),
+        "token_usage": stats.kv_usage,
+        "cache_hit_rate": stats.prefix_cache_hits / max(1, stats.prefix_cache_queries),
+        "gen_throughput": gen_throughput,
+        "max_total_num_tokens": tokens,
+    }
+    counters = {
+        "prompt_tokens": stats.prompt_tokens,
+        "generation_tokens": stats.generation_tokens,
+        "cached_tokens": stats.prefix_cache_hits,
+        "num_requests": finished,
+    }
+    return _page(_samples("sglang", gauges, counters, labels), "sglang:time_to_first_token_seconds", ttft, labels)
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _samples(prefix: str, gauges: Mapping[str, float], counters: Mapping[str, int], labels: str) -> list[str]:
+    lines: list[str] = []
+    for name, value in gauges.items():
+        lines += [f"# TYPE {prefix}:{name} gauge", f"{prefix}:{name}{{{labels}}} {float(value)}"]
+    for name, count in counters.items():
+        lines += [f"# TYPE {prefix}:{name}_total counter", f"{prefix}:{name}_total{{{labels}}} {float(count)}"]
+    return lines
+
+
+def _page(lines: list[str], name: str, ttft: Histogram, labels: str) -> str:
+    return "\n".join([*lines, f"# TYPE {name} histogram", *ttft.lines(name, labels)]) + "\n"

@@ -42,7 +42,8 @@ class KvEventPublisher:
         self._topic = topic.encode()
         self._encoding = encoding
         self._secret = SystemRandom().getrandbits(64)
-        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=REPLAY_BATCHES)
+        self.kept: deque[tuple[bytes, bytes]] = deque(maxlen=REPLAY_BATCHES)
+        """Sequence number and payload of the last batches, as they are on the wire."""
         self._sequence = 0
         self._epoch = time.time() - time.monotonic()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -70,7 +71,7 @@ class KvEventPublisher:
             payload = encode_batch(EventBatch(self._epoch + batch.at, events, dp_rank=0), self._encoding)
             sequence = self._sequence.to_bytes(8, "big")
             self._sequence += 1
-            self._kept.append((sequence, payload))
+            self.kept.append((sequence, payload))
             self._publish.send_multipart((self._topic, sequence, payload))
 
     async def close(self) -> None:
@@ -92,7 +93,7 @@ class KvEventPublisher:
             if len(frames) != _MOST_CLIENT_FRAMES or len(frames[2]) != len(_END_OF_REPLAY):
                 continue
             client = frames[0]
-            kept = list(self._kept)
+            kept = list(self.kept)
             first = int.from_bytes(kept[0][0], "big") if kept else 0
             skip = max(0, int.from_bytes(frames[2], "big") - first)
             for sequence, payload in islice(kept, min(skip, len(kept)), None):

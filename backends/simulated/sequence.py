@@ -31,6 +31,7 @@ class SimRequest:
     output_ids: TokenIds = _NO_IDS
     root: EngineHash = EngineHash(0)  # noqa: RUF009 - a NewType of an immutable int
     salt: str | None = None
+    adapter: str = ""
     per_token: bool = False
 
 

@@ -2,193 +2,152 @@
 
 from __future__ import annotations
 
-import base64
-import itertools
-import logging
+import hmac
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
-from random import Random
-from struct import pack as pack_struct
+from dataclasses import dataclass
 
 from aiohttp import web
-from xxhash import xxh3_64_intdigest
+from multidict import CIMultiDictProxy
 
 from backends.simulated import prometheus_text
-from backends.simulated.answer_plan import Planner
-from backends.simulated.driver import EngineDriver
-from backends.simulated.fault_injection import FaultInjector
-from backends.simulated.model_text import ModelText, unpack
-from backends.simulated.openai_answers import Answers, Choice
-from backends.simulated.openai_requests import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    TokenizeRequest,
-    read_body,
-)
-from backends.simulated.streams import Generation, stream
-from policies.types import TokenIds
-
-log = logging.getLogger(__name__)
+from backends.simulated.api_errors import ApiError
+from backends.simulated.completion_routes import CompletionRoutes
+from backends.simulated.messages_routes import MessagesRoutes
+from backends.simulated.model_text import unpack
+from backends.simulated.openai_requests import DetokenizeRequest, TokenizeRequest, read_body
+from backends.simulated.passthrough_routes import PassthroughRoutes
+from backends.simulated.prometheus_text import Flavour, Throughput
+from backends.simulated.responses_routes import ResponsesRoutes
+from backends.simulated.serving import Serving
 
 VERSION = "simulated"
 _MOST_BODY_BYTES = 64 << 20
-_EMBEDDING_WIDTH = 64
-_MOST_EMBEDDING_WIDTH = 4096
+_ANTHROPIC = "/v1/messages"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class SimulatedServer:
-    """Routes of one worker. `app()` is served with `handler_cancellation`, to feel a client leave."""
+@dataclass(frozen=True, slots=True)
+class ReceivedRequest:
+    """A request as it came: `headers["via"]` in any case, `headers.getall("via")`."""
 
-    def __init__(self, name: str, text: ModelText, driver: EngineDriver, *, faults: bool) -> None:
-        self._name = name
-        self._text = text
-        self._driver = driver
-        self._config = driver.engine.config
-        self._planner = Planner(text, self._config)
-        self._faults = FaultInjector(name) if faults else None
-        self._numbers = itertools.count()
+    method: str
+    path: str
+    headers: CIMultiDictProxy[str]
+    body: bytes
+
+
+class SimulatedServer:
+    """Routes of one worker. `app()` is served with `handler_cancellation`, to feel a client leave.
+
+    With an `api_key` every route under `/v1` wants it as a bearer token. `received` is appended to where given.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        *,
+        api_key: str | None = None,
+        flavour: Flavour = Flavour.VLLM,
+        received: deque[ReceivedRequest] | None = None,
+    ) -> None:
+        self._serving = serving
+        self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
+        self._flavour = flavour
+        self._received = received
+        self._throughput = Throughput(time.monotonic())
         self._created = int(time.time())
-        self._ttft = prometheus_text.Histogram()
-        self._finished = 0
+        self._responses = ResponsesRoutes(serving)
 
     def app(self) -> web.Application:
         """The application."""
         app = web.Application(client_max_size=_MOST_BODY_BYTES, middlewares=[self._middleware])
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/ping", self._health)
-        app.router.add_get("/version", self._version)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completion)
-        app.router.add_post("/v1/embeddings", self._embeddings)
-        app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/detokenize", self._detokenize)
-        app.router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
-        if self._faults is not None:
-            app.router.add_post("/simulate/fault", self._faults.arm)
+        router = app.router
+        router.add_get("/health", self._health)
+        router.add_get("/ping", self._health)
+        router.add_get("/version", self._version)
+        router.add_get("/metrics", self._metrics)
+        router.add_get("/v1/models", self._models)
+        router.add_post("/tokenize", self._tokenize)
+        router.add_post("/detokenize", self._detokenize)
+        router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
+        CompletionRoutes(self._serving).add_to(router)
+        MessagesRoutes(self._serving).add_to(router)
+        PassthroughRoutes(self._serving).add_to(router)
+        self._responses.add_to(router)
+        if self._serving.faults is not None:
+            router.add_post("/simulate/fault", self._serving.faults.armed)
+            router.add_post("/simulate/resume", self._serving.faults.resumed)
+
+        async def close(_: web.Application) -> None:
+            await self._responses.close()
+
+        app.on_cleanup.append(close)
         return app
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Errors in OpenAI's shape, and the worker's name on every answer."""
+        """Errors in the dialect's shape, and the worker's name on every answer."""
         try:
+            if self._received is not None:
+                body = await request.read()
+                self._received.append(ReceivedRequest(request.method, request.path_qs, request.headers, body))
+            self._check_key(request)
             response = await handler(request)
         except ApiError as error:
-            response = web.Response(status=error.status, body=error.body(), content_type="application/json")
+            response = _refusal(request, error)
         except web.HTTPException as error:
             kind = "NotFoundError" if isinstance(error, web.HTTPNotFound) else "BadRequestError"
-            body = ApiError(error.status, error.reason, kind=kind)
-            response = web.Response(status=error.status, body=body.body(), content_type="application/json")
+            response = _refusal(request, ApiError(error.status, error.reason, kind=kind))
         if not response.prepared:
-            response.headers["x-worker-id"] = self._name
+            response.headers["x-worker-id"] = self._serving.name
         return response
 
-    # -- generation --------------------------------------------------------------------------------------
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        parsed, raw = read_body(await request.read(), ChatRequest)
-        self._check_model(parsed.model)
-        answers = self._planner.chat(self._id("chatcmpl"), int(time.time()), parsed, raw)
-        return await self._answer(request, parsed, answers)
-
-    async def _completion(self, request: web.Request) -> web.StreamResponse:
-        parsed, _ = read_body(await request.read(), CompletionRequest)
-        self._check_model(parsed.model)
-        answers = self._planner.completion(self._id("cmpl"), int(time.time()), parsed)
-        return await self._answer(request, parsed, answers)
-
-    async def _answer(
-        self, request: web.Request, parsed: ChatRequest | CompletionRequest, answers: Answers
-    ) -> web.StreamResponse:
-        fault = self._faults.choose(request) if self._faults is not None else None
-        if self._faults is not None and fault is not None:
-            whole = Generation(self._driver, answers, self._ttft)
-            return await self._faults.play(
-                fault, request, whole, streamed=bool(parsed.stream), usage=parsed.wants_usage
-            )
-        if parsed.stream:
-            response = self._stream_response()
-            await stream(request, response, self._driver, answers, self._ttft, usage=parsed.wants_usage)
-        else:
-            with Generation(self._driver, answers, self._ttft) as generation:
-                await generation.finished
-            response = web.Response(body=answers.body(), content_type="application/json")
-        self._finished += 1
-        return response
-
-    def _stream_response(self) -> web.StreamResponse:
-        headers = {"Content-Type": "text/event-stream; charset=utf-8", "x-worker-id": self._name}
-        return web.StreamResponse(headers=headers)
-
-    async def _embeddings(self, request: web.Request) -> web.Response:
-        parsed, _ = read_body(await request.read(), EmbeddingRequest)
-        self._check_model(parsed.model)
-        prompts = [self._planner.ids(prompt) for prompt in parsed.prompts]
-        width = parsed.dimensions or _EMBEDDING_WIDTH
-        if width > _MOST_EMBEDDING_WIDTH:
-            message = f"dimensions must be at most {_MOST_EMBEDDING_WIDTH}, got {width}."
-            raise ApiError(400, message, param="dimensions")
-        total = sum(len(ids) for ids in prompts) // 4
-        request_id = self._id("embd")
-        answers = Answers(request_id, False, int(time.time()), self._text.model, total)
-        for index, ids in enumerate(prompts):
-            sim = self._planner.prefill_only(f"{request_id}-{index}", ids, parsed.cache_salt or "")
-            answers.choices.append(Choice(index, sim, [""], "stop"))
-        with Generation(self._driver, answers, self._ttft) as generation:
-            await generation.finished
-        data = [
-            {"object": "embedding", "index": index, "embedding": _vector(ids, width, parsed.encoding_format)}
-            for index, ids in enumerate(prompts)
-        ]
-        usage = {"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0}
-        return web.json_response(
-            {
-                "id": request_id,
-                "object": "list",
-                "created": answers.created,
-                "model": answers.model,
-                "data": data,
-                "usage": usage,
-            }
-        )
-
-    # -- everything else ---------------------------------------------------------------------------------
+    def _check_key(self, request: web.Request) -> None:
+        """Raise ApiError 401 where a key is wanted and this is not it."""
+        if self._authorization is None or not request.path.startswith("/v1"):
+            return
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self._authorization):
+            raise ApiError(401, "Unauthorized", kind="AuthenticationError")
 
     async def _models(self, _request: web.Request) -> web.Response:
-        model = {
-            "id": self._text.model,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "vllm",
-            "root": self._text.model,
-            "parent": None,
-            "max_model_len": self._config.context_tokens,
-        }
-        return web.json_response({"object": "list", "data": [model]})
+        base = self._serving.text.model
+        parents = {base: None, **dict.fromkeys(self._serving.adapters, base)}
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._created,
+                "owned_by": str(self._flavour),
+                "root": name,
+                "parent": parent,
+                "max_model_len": self._serving.config.context_tokens if parent is None else None,
+            }
+            for name, parent in parents.items()
+        ]
+        return web.json_response({"object": "list", "data": models})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         parsed, raw = read_body(await request.read(), TokenizeRequest)
-        self._check_model(parsed.model)
+        self._serving.check_model(parsed.model)
+        planner = self._serving.planner
         if parsed.messages is not None:
-            ids = self._planner.chat_ids(raw)
+            ids = planner.chat_ids(raw)
         elif parsed.prompt is not None:
-            ids = self._planner.ids(parsed.prompt, add_special_tokens=parsed.add_special_tokens is not False)
+            ids = planner.ids(parsed.prompt, add_special_tokens=parsed.add_special_tokens is not False)
         else:
             raise ApiError(400, "Either `prompt` or `messages` must be given", param="prompt")
         tokens = unpack(ids)
-        limit = self._config.context_tokens
+        limit = self._serving.config.context_tokens
         return web.json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         parsed, _ = read_body(await request.read(), DetokenizeRequest)
-        self._check_model(parsed.model)
-        return web.json_response({"prompt": self._text.tokenizer.decode(parsed.tokens)})
+        self._serving.check_model(parsed.model)
+        return web.json_response({"prompt": self._serving.text.tokenizer.decode(parsed.tokens)})
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response()
@@ -197,35 +156,30 @@ class SimulatedServer:
         return web.json_response({"version": VERSION})
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        page = prometheus_text.render(
-            self._config,
-            self._driver.engine.stats(),
-            model=self._text.model,
-            ttft=self._ttft,
-            finished=self._finished,
-        )
+        serving = self._serving
+        stats, model = serving.driver.engine.stats(), serving.text.model
+        ttft, finished = serving.ttft, serving.finished
+        if self._flavour is Flavour.SGLANG:
+            rate = self._throughput.look(time.monotonic(), stats.generation_tokens)
+            page = prometheus_text.render_sglang(
+                serving.config, stats, model=model, ttft=ttft, finished=finished, gen_throughput=rate
+            )
+        else:
+            page = prometheus_text.render(serving.config, stats, model=model, ttft=ttft, finished=finished)
         return web.Response(text=page)
 
     async def _reset_prefix_cache(self, _request: web.Request) -> web.Response:
-        if not self._driver.clear_cache():
+        if not self._serving.driver.clear_cache():
             raise ApiError(503, "Blocks are in use.", kind="ServiceUnavailableError")
         return web.Response()
 
-    def _check_model(self, model: str | None) -> None:
-        if model not in (None, self._text.model):
-            message = f"The model `{model}` does not exist."
-            raise ApiError(404, message, kind="NotFoundError", param="model")
 
-    def _id(self, prefix: str) -> str:
-        return f"{prefix}-{self._name}-{next(self._numbers)}"
-
-
-def _vector(ids: TokenIds, width: int, encoding_format: str | None) -> list[float] | str:
-    """A unit vector that depends on the ids alone; base64 is of little-endian 32-bit floats."""
-    random = Random(xxh3_64_intdigest(ids))  # noqa: S311 - deterministic on purpose
-    values = [random.gauss(0.0, 1.0) for _ in range(width)]
-    length = sum(value * value for value in values) ** 0.5
-    values = [value / length for value in values]
-    if encoding_format == "base64":
-        return base64.b64encode(pack_struct(f"<{width}f", *values)).decode()
-    return values
+def _refusal(request: web.Request, error: ApiError) -> web.Response:
+    anthropic = request.path == _ANTHROPIC or request.path.startswith(f"{_ANTHROPIC}/")
+    body = error.anthropic_body() if anthropic else error.body()
+    response = web.Response(status=error.status, body=body, content_type="application/json")
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response

@@ -8,10 +8,10 @@ from typing import Self
 
 from aiohttp import HttpVersion11, web
 
+from backends.simulated.answers import Answers, Choice, ChoiceFormat, Rendering
+from backends.simulated.api_errors import ApiError
 from backends.simulated.driver import EngineDriver
 from backends.simulated.engine import QueueFullError
-from backends.simulated.openai_answers import DONE, Answers, Choice, ChoiceFormat
-from backends.simulated.openai_requests import ApiError
 from backends.simulated.prometheus_text import Histogram
 from backends.simulated.sequence import TokenOut
 
@@ -77,13 +77,14 @@ class StreamedGeneration(Generation):
     def __init__(
         self,
         driver: EngineDriver,
-        answers: Answers,
+        rendering: Rendering,
         ttft: Histogram,
         *,
         transport: asyncio.Transport,
         chunked: bool,
     ) -> None:
-        super().__init__(driver, answers, ttft)
+        super().__init__(driver, rendering.answers, ttft)
+        self._rendering = rendering
         self._transport = transport
         self._chunked = chunked
         self._held: bytearray | None = bytearray()
@@ -96,6 +97,8 @@ class StreamedGeneration(Generation):
 
     def write(self, data: bytes) -> None:
         """Send body bytes, framed if need be. A slow client leaves at most its whole answer here."""
+        if not data:
+            return
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if self._held is not None:
@@ -104,7 +107,7 @@ class StreamedGeneration(Generation):
             self._transport.write(data)
 
     def _receiver(self, choice: Choice) -> _Receiver:
-        return _StreamReceiver(self, choice, self.answers.format(choice))
+        return _StreamReceiver(self, choice, self._rendering.format(choice))
 
 
 class _StreamReceiver(_Receiver):
@@ -116,29 +119,28 @@ class _StreamReceiver(_Receiver):
         self._format = chunk_format
 
     def __call__(self, out: TokenOut) -> None:
-        events = self._format.events(out.n_tokens)
-        self._stream.write(self._format.opening + events if out.first else events)
-        self._stream.take(self._choice, out)
+        self._stream.take(self._choice, out)  # before the opening, which may tell the cached tokens
+        opening = self._format.opening() if out.first else b""
+        self._stream.write(opening + self._format.events(out.n_tokens))
 
 
 async def stream(
     request: web.Request,
     response: web.StreamResponse,
     driver: EngineDriver,
-    answers: Answers,
+    rendering: Rendering,
     ttft: Histogram,
-    *,
-    usage: bool,
 ) -> None:
-    """Send the head at once, then each token when it is due, then usage if wanted and `[DONE]`."""
+    """Send the head at once, then each token when it is due, then the dialect's end."""
     transport = request.transport
     if transport is None:
         return
     chunked = request.version >= HttpVersion11
-    generation = StreamedGeneration(driver, answers, ttft, transport=transport, chunked=chunked)
+    generation = StreamedGeneration(driver, rendering, ttft, transport=transport, chunked=chunked)
     with generation:  # before the head: a full queue is still a 503
+        generation.write(rendering.start())
         await response.prepare(request)
         generation.open()
         await generation.finished
-    generation.write(answers.usage_event() + DONE if usage else DONE)
+    generation.write(rendering.end())
     await response.write_eof()

@@ -34,6 +34,7 @@ def told(event: PoolEvent, *, block_size: int, secret: int = 0) -> KvEvent | Non
         None if event.parent is None else EngineHash(event.parent ^ secret),
         ids,
         block_size,
+        adapter=request.adapter,
         medium=_MEDIUM,
         salt=request.salt if event.parent is None else None,
     )

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from backends.simulated.openai_requests import ApiError, ChatRequest
+from backends.simulated.api_errors import ApiError
+from backends.simulated.openai_requests import ChatRequest
 
 _MOST_DEPTH = 8
 

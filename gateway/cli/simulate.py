@@ -17,6 +17,7 @@ from rich.table import Table
 from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet
 from backends.simulated.model_text import EMBEDDED_TOKENIZER
+from backends.simulated.prometheus_text import Flavour
 from backends.simulated.timing import LinearPrefill, PublishedTiming
 from cache.kv_events import Encoding
 from cache.tokenizer import TokenizerError
@@ -56,6 +57,13 @@ def simulate(
     ] = 5557,
     kv_encoding: Annotated[Encoding, typer.Option(help="How events are encoded.")] = Encoding.ARRAY,
     name_prefix: Annotated[str, typer.Option(help="Engines are named PREFIX0, PREFIX1, ...")] = "sim-",
+    lora: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Serve a LoRA adapter of this name too; may be repeated.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Want it as the bearer token on every route under /v1.")
+    ] = None,
+    flavour: Annotated[Flavour, typer.Option(help="Whose metric names /metrics has.")] = Flavour.VLLM,
     faults: Annotated[bool, typer.Option("--faults", help="Obey x-simulate-fault. For tests only.")] = False,
     write_config: Annotated[
         str | None,
@@ -96,6 +104,9 @@ def simulate(
         kv_port=kv_port,
         kv_encoding=kv_encoding,
         faults=faults,
+        adapters=tuple(lora or ()),
+        api_key=api_key,
+        flavour=flavour,
     )
     try:
         fleet = SimulatedFleet(workers, config)
@@ -116,7 +127,7 @@ def gateway_config(fleet: SimulatedFleet) -> dict[str, object]:
         entry: dict[str, object] = {
             "name": worker.name,
             "url": _reachable(worker.url),
-            "models": [config.model],
+            "models": [config.model, *config.adapters],
             "block_size": config.engine.block_size,
             "kv_blocks": config.engine.blocks,
             "max_model_len": config.engine.context_tokens,
@@ -128,7 +139,8 @@ def gateway_config(fleet: SimulatedFleet) -> dict[str, object]:
             }
         workers.append(entry)
     source = _EMBEDDED if embedded else str(config.tokenizer.resolve())
-    return {"models": [{"name": config.model, "tokenizer": source}], "workers": workers}
+    names = (config.model, *config.adapters)
+    return {"models": [{"name": name, "tokenizer": source} for name in names], "workers": workers}
 
 
 def _reachable(address: str | None) -> str | None:
