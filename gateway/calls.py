@@ -84,7 +84,7 @@ class Call:
         return fields
 
 
-_ANY_MODEL: Final = frozenset({Kind.STORED, Kind.PASSTHROUGH})
+_ANY_MODEL: Final = (Kind.STORED, Kind.PASSTHROUGH)
 
 
 def read_call(route: Route, body: bytes, path: bytes = b"") -> Call:
@@ -99,13 +99,11 @@ def read_call(route: Route, body: bytes, path: bytes = b"") -> Call:
         model = _passed_model(body) if kind is Kind.PASSTHROUGH else None
         return Call(kind, model, False, {}, response_id(path) if kind is Kind.STORED else None)
     fields = _json_object(body)
-    model = fields.get("model")
-    if model is not None and type(model) is not str:
-        raise _not_a_string("model", model)
+    model = _string(fields, "model")
     if kind in GENERATES:
         call = Call(kind, model, fields.get("stream") is True, fields)
         if kind is Kind.RESPONSES:
-            call.follows = _previous_response(fields)
+            call.follows = _string(fields, "previous_response_id")
         call.session_hint = _session_hint(kind, fields)
         return call
     return Call(kind, model, False, fields if kind is Kind.EMBEDDING else {})
@@ -137,28 +135,24 @@ def _passed_model(body: bytes) -> str | None:
     return model if type(model) is str else None
 
 
-def _previous_response(fields: Mapping[str, object]) -> str | None:
-    previous = fields.get("previous_response_id")
-    if previous is not None and type(previous) is not str:
-        raise _not_a_string("previous_response_id", previous)
-    return previous
-
-
 def _session_hint(kind: Kind, fields: Mapping[str, object]) -> str | None:
     if kind is Kind.MESSAGES:
         metadata = fields.get("metadata")
-        hints = (metadata.get("user_id"),) if type(metadata) is dict else ()
+        hints = [metadata.get("user_id")] if type(metadata) is dict else []
     else:
-        hints = (fields.get("prompt_cache_key"), fields.get("user"))
+        hints = [fields.get("prompt_cache_key"), fields.get("user")]
     for hint in hints:
         if type(hint) is str and hint:
             return hint
     return None
 
 
-def _not_a_string(name: str, value: object) -> ApiError:
+def _string(fields: Mapping[str, object], name: str) -> str | None:
+    value = fields.get(name)
+    if value is None or type(value) is str:
+        return value
     got = _JSON_NAMES.get(type(value), "null")
-    return ApiError(400, f"`{name}` must be a string, not {got}.", param=name, code="invalid_type")
+    raise ApiError(400, f"`{name}` must be a string, not {got}.", param=name, code="invalid_type")
 
 
 _JSON_NAMES: Final[Mapping[type, str]] = {

@@ -34,8 +34,9 @@ class Kind(Enum):
     HEALTH = "health"
 
 
-ANSWERED_HERE: Final = frozenset({Kind.MODELS, Kind.MODEL, Kind.HEALTH})
-GENERATES: Final = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES})
+# Tuples: a member of an Enum is dear to hash.
+ANSWERED_HERE: Final = (Kind.MODELS, Kind.MODEL, Kind.HEALTH)
+GENERATES: Final = (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES)
 
 
 @dataclass(frozen=True, slots=True)

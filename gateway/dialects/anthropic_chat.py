@@ -1,4 +1,4 @@
-"""A request to `/v1/messages` as the chat that vLLM makes of it, so that its prompt has the tokens the engine sees. Pure.
+"""A request to `/v1/messages` as the chat that vLLM makes of it: its prompt has the tokens the engine sees. Pure.
 
 Source: vLLM `entrypoints/anthropic/` (`serving.py`, `inline_system.py`). One of Anthropic's turns can be several
 messages of a chat: results of tools come first, each by itself.
@@ -130,21 +130,14 @@ def _add_turn(messages: list[_Message], role: str, blocks: list[dict[str, Any]])
     thoughts: list[str] = []
     for block in blocks:
         kind = block.get("type")
-        if kind == "text":
-            if text := _text(block):
-                parts.append({"type": "text", "text": text})
-        elif kind == "image":
-            parts.append(_image(block))
-        elif kind == "thinking":
-            thoughts.append(str(block.get("thinking") or ""))
+        if kind == "tool_result" and role == "user":
+            _add_result(messages, block)
         elif kind == "tool_use":
             calls.append(_call(block))
-        elif kind == "tool_result":
-            if role == "user":
-                _add_result(messages, block)
-            else:
-                parts.append({"type": "text", "text": f"Tool result: {block.get('content') or ''}"})
-        # What else there is, such as redacted thoughts, is not shown to the model.
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        elif (part := _part(block)) is not None:
+            parts.append(part)
     turn: _Message = {"role": role}
     if thoughts:
         turn["reasoning"] = "".join(thoughts)
@@ -155,6 +148,17 @@ def _add_turn(messages: list[_Message], role: str, blocks: list[dict[str, Any]])
         turn["content"] = parts[0]["text"] if alone else parts
     if role != "user" or parts:
         messages.append(turn)
+
+
+def _part(block: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A part of a chat message; None for what the model is not shown, such as redacted thoughts and empty texts."""
+    kind = block.get("type")
+    if kind == "image":
+        return _image(block)
+    if kind == "tool_result":
+        return {"type": "text", "text": f"Tool result: {block.get('content') or ''}"}
+    text = _text(block) if kind == "text" else ""
+    return {"type": "text", "text": text} if text else None
 
 
 def _image(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A request to `/v1/responses` as the chat that vLLM makes of it, so that its prompt has the tokens the engine sees. Pure.
+"""A request to `/v1/responses` as the chat that vLLM makes of it: its prompt has the tokens the engine sees. Pure.
 
 Source: vLLM `entrypoints/openai/responses/utils.py` and `protocol.py`. Several items can become one message of the
 assistant: its thoughts, its text and its calls.
@@ -60,8 +60,8 @@ def _add_items(messages: list[_Message], items: list[object]) -> None:
     first = len(messages)
     for item in items:
         if type(item) is not dict:
-            message = "each item of input must be an object"
-            raise TemplateError(message)
+            reason = "each item of input must be an object"
+            raise TemplateError(reason)
         message = _message(item)
         if len(messages) == first or not _joined(messages[-1], message):
             messages.append(message)
