@@ -29,9 +29,8 @@ def with_model(body: bytes, fields: Mapping[str, object], model: str) -> bytes:
     found = _FIRST(body)
     if found is not None:
         replaced = _spliced(body, found.span(1), value)
-        if (
-            orjson.loads(replaced).get("model") == model
-        ):  # nearly always; else it was another object's, or an earlier one
+        # Nearly always it is the right one; else it was an inner object's, or one that a later one overrides.
+        if orjson.loads(replaced).get("model") == model:
             return replaced
     return _spliced(body, _last_value(body), value)
 

@@ -54,7 +54,7 @@ def _chars(item: object) -> int:
     """Of a message, an item, or a prompt of a batch."""
     if type(item) is dict:
         content = item.get("content")
-        item = item.get("output", item.get("arguments")) if content is None else content
+        item = item.get("output", item.get("arguments", item.get("text"))) if content is None else content
     if type(item) is str:
         return len(item)
     return sum(map(_part_chars, item)) if type(item) is list else 1
