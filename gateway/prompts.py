@@ -155,6 +155,8 @@ class PromptReader:
             return None
         else:
             source = self._rendered(call)
+        if source is not None and len(source.text) > limits.max_chars:
+            return None
         if source is not None and longest and len(source.text) > longest * self.tokenizer.longest_token_chars:
             return None
         return source

@@ -345,6 +345,7 @@ async def test_what_names_no_model_goes_to_any_worker(gateway: Inside, worker: R
         refusal = await client.response()
         assert (refusal.status, refusal.error["code"]) == (400, "invalid_path")
     assert gateway.active == 0
+    assert [each.prefill.rate for each in gateway.fleet.workers] == [None], "they tell nothing of a prefill's speed"
 
 
 @pytest.mark.parametrize("path", [b"/tokenize", b"/detokenize", b"/v1/tokenize"])
