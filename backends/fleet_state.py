@@ -186,14 +186,18 @@ class FleetState:
 
     # -- a request's way
 
-    def reserve(self, worker: Worker, lacking: float | None, now: float, *, streams: bool) -> Reservation:
-        """Book one request with so many uncached prompt tokens, or None where nobody counts them."""
+    def reserve(
+        self, worker: Worker, lacking: float | None, now: float, *, streams: bool, generates: bool = True
+    ) -> Reservation:
+        """Book one request with so many uncached prompt tokens, or None where nobody counts them. Only one that
+        `generates` tokens tells by its silence that a worker hangs.
+        """
         self._tickets += 1
         worker.active += 1
         worker.pending += 1
         if lacking is not None:
             worker.prefill.push(self._tickets, lacking, now, streams=streams)
-        return Reservation(worker, self._tickets, worker.progress.sent(now, streams=streams))
+        return Reservation(worker, self._tickets, worker.progress.sent(now, streams=streams) if generates else None)
 
     def first_byte(self, reservation: Reservation, now: float) -> None:
         """Its prefill is over, and the worker is well."""
@@ -210,7 +214,8 @@ class FleetState:
 
     def _answered(self, reservation: Reservation, now: float) -> None:
         worker = reservation.worker
-        worker.progress.streaming(now, reservation.flight)
+        if reservation.flight is not None:
+            worker.progress.streaming(now, reservation.flight)
         if reservation.pending:
             reservation.pending = False
             worker.pending -= 1
@@ -225,7 +230,8 @@ class FleetState:
         worker.served += 1
         worker.pending -= reservation.pending
         worker.prefill.drop(reservation.ticket, now)
-        worker.progress.ended(now, reservation.flight)
+        if reservation.flight is not None:
+            worker.progress.ended(now, reservation.flight)
 
     # -- what tells of its health
 

@@ -18,7 +18,8 @@ class Reservation:
 
     worker: Worker
     ticket: int
-    flight: Flight
+    flight: Flight | None
+    """What it shows of the worker's progress; None where no tokens are to come."""
     pending: bool = True
     """No byte of the answer has come yet."""
     released: bool = False

@@ -66,7 +66,7 @@ class Exchange:
     __slots__ = (
         "attempts", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline", "dialect",
         "finished", "follows", "head", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt",
-        "record", "request_id", "reservation", "retrying", "reused", "salt", "seen_bytes", "session", "streaming",
+        "record", "repeatable", "request_id", "reservation", "retrying", "reused", "salt", "seen_bytes", "session", "streaming",
         "tail", "teaches", "tried", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
 
@@ -100,6 +100,7 @@ class Exchange:
         self.session: bytes | None = None  # what keeps it together with others
         self.key: int | None = None  # of the same, for policies that go by it
         self.salt = ""
+        self.repeatable = True  # False where a second worker may not be asked once one has received it
         self.teaches = False  # True where its first byte tells how long its prefill took
         self.follows = False  # True where only the worker of an earlier answer can give this one
         self.prompt: PromptView | None = None

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from backends.fleet_state import FleetState
+from backends.fleet_worker import Worker
 from gateway.api_error import ApiError
+from gateway.calls import Call
 
 _LISTED: Final = 10
+
+
+def workers_for(fleet: FleetState, call: Call) -> Sequence[Worker]:
+    """The workers that may take a request whose model is known to be served, or that may go anywhere."""
+    return fleet.workers if call.model is None else fleet.serving(call.model)
 
 
 def served_model(fleet: FleetState, model: str | None) -> str:

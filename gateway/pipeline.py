@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-import orjson
-
 from backends.errors import UpstreamFault
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
@@ -22,13 +20,17 @@ from backends.upstream_request import WorkerAccess, render_request
 from cache.prefix_index import PrefixIndex
 from gateway.api_error import ApiError
 from gateway.calls import read_call
+from gateway.dialects.anthropic import ANTHROPIC
+from gateway.dialects.openai import OPENAI
 from gateway.exchange import Exchange
-from gateway.model_choice import served_model
+from gateway.model_choice import served_model, workers_for
+from gateway.model_rewrite import with_model
+from gateway.own_answers import own_answer, speaks_anthropic
 from gateway.placement import Placement
 from gateway.prompts import PromptView, Reader, guess
 from gateway.reader_table import ReaderTable
 from gateway.request_record import Observer, Outcome
-from gateway.routes import ROUTES, Kind
+from gateway.routes import RouteTable, dialect_of
 from gateway.telemetry.trace_context import TraceContext
 from policies import ejection
 from policies.retry_budget import RetryBudget
@@ -74,6 +76,7 @@ class RequestPipeline:
         *,
         index: PrefixIndex,
         readers: ReaderTable,
+        routes: RouteTable,
         loop: asyncio.AbstractEventLoop,
         via: bytes,
         rules: Rules,
@@ -89,6 +92,7 @@ class RequestPipeline:
         self.trace: Callable[[bytes | None], TraceContext] | None = None  # None where no spans are made
         self._targets = targets
         self._index = index
+        self.routes = routes
         self._loop = loop
         self._via = b"1.1 " + via
         self._reader_failed = False
@@ -117,29 +121,31 @@ class RequestPipeline:
 
     def _begin(self, exchange: Exchange) -> None:
         head = exchange.head
-        route = ROUTES.get(head.path)
-        if route is None:
-            raise ApiError(404, f"There is no route {_shown(head.method)} {_shown(head.path)}.", code="unknown_route")
+        try:
+            route = self.routes.find(head.path, head.method)
+        except ApiError:
+            exchange.dialect = dialect_of(head.path)
+            raise
         exchange.dialect = route.dialect
-        if head.method != route.method:
-            raise ApiError(
-                405,
-                f"{_shown(head.path)} takes {_shown(route.method)} only.",
-                code="method_not_allowed",
-                fields=b"\r\nallow: " + route.method,
-            )
-        if route.kind is Kind.MODELS:
-            exchange.respond(200, orjson.dumps({"object": "list", "data": self.fleet.merged_cards()}))
+        if route.answered_here:
+            anthropic = speaks_anthropic(head.fields)
+            exchange.dialect = ANTHROPIC if anthropic else OPENAI
+            exchange.respond(200, own_answer(route.kind, head.path, self.fleet, anthropic=anthropic))
             return
-        call = exchange.call = read_call(route.kind, exchange.body)
-        call.model = served_model(self.fleet, call.model)
+        call = exchange.call = read_call(route, exchange.body, head.path)
+        exchange.repeatable = route.idempotent
+        if call.model in self.rules.aliases:
+            call.model = self.rules.aliases[call.model]
+            exchange.body = with_model(exchange.body, call.fields, call.model)
+        if not call.may_go_anywhere:
+            call.model = served_model(self.fleet, call.model)
         record = exchange.record
         record.kind = route.kind.value
         record.dialect = route.dialect.name
         record.model = call.model
         record.streams = call.streams
         self.placement.recognise(exchange)
-        if self.placement.needs is _PREFIXES:
+        if self.placement.needs is _PREFIXES and call.has_prompt:
             self._read_prompt(exchange)
         else:
             self._dispatch(exchange)
@@ -279,13 +285,12 @@ class RequestPipeline:
     def _may_go_on(self, exchange: Exchange, fault: UpstreamFault) -> bool:
         """May another worker be tried? Takes a place in the retry budget where that is needed, for good."""
         call = exchange.call
-        if call is None or fault is UpstreamFault.REQUEST_TIMEOUT or not (fault.unreached or call.repeatable):
+        if call is None or fault is UpstreamFault.REQUEST_TIMEOUT or not (fault.unreached or exchange.repeatable):
             return False
-        assert call.model is not None, "set by begin"
         exchange.attempts -= fault.unreached  # nobody has received it
         tried = [*exchange.tried, exchange.worker]
         if exchange.attempts >= self.rules.max_attempts or all(
-            worker in tried or worker.draining for worker in self.fleet.serving(call.model)
+            worker in tried or worker.draining for worker in workers_for(self.fleet, call)
         ):
             return False
         if fault.free or exchange.retrying is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import xxhash
 
 from gateway.api_error import ApiError
-from gateway.model_choice import unknown_model
+from gateway.model_choice import unknown_model, workers_for
 from gateway.prompt_text import beginning
 from gateway.request_record import Attempt
 from policies.affinity import AffinityMap
@@ -88,23 +88,22 @@ class Placement:
         """
         call = exchange.call
         assert call is not None, "read before"
-        assert call.model is not None, "read before"
         fleet = self._fleet
-        serving = fleet.serving(call.model)
+        serving = workers_for(fleet, call)
         workers = fleet.candidates(serving, exchange.tried, now)
         if not workers:
-            raise _nobody(fleet, call.model, serving, exchange.tried)
+            raise _nobody(fleet, call.model or "", serving, exchange.tried)
         prompt = exchange.prompt
         if prompt is None:
             cached: Mapping[WorkerId, int] = _NOTHING_CACHED
-            views = [worker.load(now) if self.needs is _LOAD else worker.name(now) for worker in workers]
+            views = [self._view(worker, now) for worker in workers]
         else:
             cached = self._cached_tokens(prompt) if prompt.blocks else _NOTHING_CACHED
             views = [worker.view(now) for worker in workers]
         decision = self._home(exchange, workers, cached, now) or self._decide(exchange, prompt, cached, views)
         worker = exchange.worker = workers[decision.chosen]
         lacking = None if prompt is None else prompt.tokens - decision.cached_tokens
-        exchange.reservation = fleet.reserve(worker, lacking, now, streams=exchange.teaches)
+        exchange.reservation = fleet.reserve(worker, lacking, now, streams=exchange.teaches, generates=call.generates)
         exchange.cached_blocks = decision.cached_tokens // worker.block_size
         record = exchange.record
         record.routed_at = now
@@ -117,6 +116,12 @@ class Placement:
         if exchange.session is not None and not exchange.follows:
             self._affinity.put(exchange.session, worker.id, now)
         return worker
+
+    def _view(self, worker: Worker, now: float) -> WorkerView:
+        """What the policy needs to see for a request without a prompt that matters."""
+        if self.needs is _NOTHING:
+            return worker.name(now)
+        return worker.load(now) if self.needs is _LOAD else worker.view(now)
 
     def answered(self, answer_id: str, worker: Worker, now: float) -> None:
         """Only this worker can go on from that answer."""

@@ -40,6 +40,7 @@ from gateway.prompts import Reader
 from gateway.reader_table import AutoReader, ReaderTable, make_reader
 from gateway.reload import Reloader
 from gateway.request_record import Observer
+from gateway.routes import RouteTable
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.exposition import make_registry
 from gateway.telemetry.metrics import RequestMetrics
@@ -92,6 +93,7 @@ class Program:
             self._placement(config),
             index=self.index,
             readers=self.readers,
+            routes=RouteTable(config.routes.passthrough),
             loop=self.loop,
             via=self._via,
             rules=assembly.rules(config),
@@ -193,6 +195,7 @@ class Program:
         self.readers.configure(self._readers(config, tokenizers, kept))
         self._tokenizers = tokenizers
         pipeline.rules = assembly.rules(config)
+        pipeline.routes = RouteTable(config.routes.passthrough)
         self._observe(config)
         server.configure(
             assembly.limits(config),

@@ -15,6 +15,7 @@ from policies.types import TokenIds
 
 _ATTACHMENT: Final = {"type": "text", "text": "<attachment>"}
 _BEGINNING: Final = 1024
+_READ: Final = ("messages", "prompt", "input", "instructions", "system")
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", None})
 
 
@@ -50,7 +51,7 @@ def beginning(call: Call) -> bytes:
 def amount(fields: Mapping[str, object]) -> Amount:
     """How much a request's prompt is, from lengths alone."""
     pieces = chars = 0
-    for value in (fields.get("messages"), fields.get("prompt"), fields.get("input")):
+    for value in map(fields.get, _READ):
         if type(value) is str:
             pieces += 1
             chars += len(value)
@@ -61,9 +62,10 @@ def amount(fields: Mapping[str, object]) -> Amount:
 
 
 def _chars(item: object) -> int:
-    """Of a message, or of a prompt of a batch."""
+    """Of a message, an item, or a prompt of a batch."""
     if type(item) is dict:
-        item = item.get("content")
+        content = item.get("content")
+        item = item.get("output", item.get("arguments", item.get("text"))) if content is None else content
     if type(item) is str:
         return len(item)
     return sum(map(_part_chars, item)) if type(item) is list else 1
@@ -71,8 +73,21 @@ def _chars(item: object) -> int:
 
 def _part_chars(part: object) -> int:
     """Of a part of a message's content; a token id counts as one."""
-    text = part.get("text") if type(part) is dict else part
+    if type(part) is dict:
+        text = part.get("text")
+        if text is None and (inner := part.get("content", part.get("thinking"))) is not None:
+            return _inner_chars(inner)
+    else:
+        text = part
     return len(text) if type(text) is str else 1
+
+
+def _inner_chars(content: object) -> int:
+    """Of a part that has parts itself, as a tool's result does in Anthropic's dialect."""
+    if type(content) is not list:
+        return len(content) if type(content) is str else 1
+    texts = [part.get("text") for part in content if type(part) is dict]
+    return sum([len(text) if type(text) is str else 1 for text in texts])
 
 
 def chat_without_attachments(

@@ -162,7 +162,7 @@ class PromptReader:
         """The prompt to read, or None where none can be read or it is too much."""
         limits = self._limits
         pieces, chars = amount(call.fields)
-        if call.kind is Kind.EMBEDDING or chars > limits.max_chars:
+        if not call.generates or call.partial or chars > limits.max_chars:
             return None
         if call.kind is Kind.COMPLETION:
             source = completion_source(call)
@@ -172,6 +172,8 @@ class PromptReader:
             return None
         else:
             source = self._rendered(call)
+        if source is not None and len(source.text) > limits.max_chars:
+            return None
         if source is not None and longest and len(source.text) > longest * self.tokenizer.longest_token_chars:
             return None
         return source
@@ -181,11 +183,11 @@ class PromptReader:
         if pieces <= _FEW_MESSAGES and chars <= _FEW_CHARS and "tools" not in call.fields:
             return False
         most = _VALUES_PER_MESSAGE * self._limits.max_messages
-        return chat_size(call.fields, most_values=most)[0] > most
+        return chat_size(call.unshaped, most_values=most)[0] > most
 
     def _rendered(self, call: Call) -> PromptSource | None:
-        fields, attachments = chat_without_attachments(call.fields)
         try:
+            fields, attachments = chat_without_attachments(call.chat)
             text = self.tokenizer.render_chat(fields)
         except TemplateError as error:
             if not self._in_trouble:

@@ -14,12 +14,13 @@ from typing import Final, NamedTuple, cast
 
 from backends.remote_tokenizer import RemoteTokenizer, chat_request, text_request
 from cache.block_hash import TOKEN_BYTES, ChainKey
+from cache.chat_messages import TemplateError
 from cache.prefix_index import PrefixIndex
 from cache.remote_tokens import RemoteTokenizeError
 from cache.text_blocks import TextBytes
 from gateway.calls import Call
 from gateway.prompt_text import PromptSource, chat_without_attachments
-from gateway.prompts import PromptView, ReadingLimits
+from gateway.prompts import PromptView, ReadingLimits, guess
 from gateway.routes import Kind
 from gateway.text_prompts import TextReader, canonical, fill_from_text, read_source, salt_of, view_of_ids
 from gateway.token_memory import TokenMemory
@@ -80,9 +81,12 @@ class RemoteReader:
     def read(self, call: Call, *, adapter: str, block_sizes: Sequence[int], longest: int | None) -> PromptView:
         """What is known of a prompt; never waits."""
         source = read_source(call, self._limits)
-        fields, attachments = chat_without_attachments(call.fields)
-        readable = source is not None and source.ids is None and not attachments
-        text = canonical(call, source) if source is not None and readable else TextBytes(b"")
+        try:
+            fields, attachments = chat_without_attachments(call.chat)
+            readable = source is not None and source.ids is None and not attachments
+            text = canonical(call, source) if source is not None and readable else TextBytes(b"")
+        except TemplateError:
+            return guess(call)  # the worker will say what is wrong with it
         if source is None or not readable or len(text) > _MAX_BYTES:
             return self._text.read(call, adapter=adapter, block_sizes=block_sizes, longest=longest)
         special, salt = _adds_special(call, source), salt_of(call)

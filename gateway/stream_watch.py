@@ -76,8 +76,10 @@ class StreamWatch:
         """The tokens that the worker reported."""
         if not self._last_usage:
             return NO_USAGE
-        first = self._first_usage if self._first_usage is not self._last_usage else b""
-        return self._dialect.usage(first + self._last_usage) or NO_USAGE
+        usage = self._dialect.usage(self._last_usage) or NO_USAGE
+        if self._first_usage is self._last_usage:
+            return usage
+        return (self._dialect.usage(self._first_usage) or NO_USAGE).updated(usage)
 
     def _look(self, data: bytes) -> bytes:
         """Look at each event by itself; the part of `data` that is whole and well."""

@@ -6,9 +6,10 @@ tokenizer, no request to anybody, and costs one pass of hashing. Lengths in toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from cache.block_hash import ChainKey
+from cache.chat_messages import TemplateError
 from cache.prompt_blocks import PromptBlockCache
 from cache.text_blocks import TextBytes, chat_text, completion_text, hash_text
 from gateway.calls import Call
@@ -34,7 +35,11 @@ class TextReader:
         if source.ids is not None:
             return view_of_ids(source.ids, self.name, adapter, block_sizes, salt=salt, share=source.share)
         view = PromptView(0, confirmable=False, share=source.share)
-        fill_from_text(view, canonical(call, source), ChainKey(self.name, 1, adapter, salt=salt), block_sizes)
+        try:
+            text = canonical(call, source)
+        except TemplateError:
+            return guess(call)  # the worker will say what is wrong with it
+        fill_from_text(view, text, ChainKey(self.name, 1, adapter, salt=salt), block_sizes)
         return view
 
     def resolve(self, view: PromptView, done: Callable[[], None]) -> bool:  # noqa: ARG002 - one signature for all
@@ -45,34 +50,24 @@ class TextReader:
 def read_source(call: Call, limits: ReadingLimits) -> PromptSource | None:
     """The prompt to read, without the text of a chat (see `canonical`); None where it is none or too much."""
     pieces, chars = amount(call.fields)
-    if call.kind is Kind.EMBEDDING or chars > limits.max_chars:
+    if not call.generates or call.partial or chars > limits.max_chars:
         return None
     if call.kind is Kind.COMPLETION:
         return completion_source(call)
-    if pieces > limits.max_messages or not _messages(call.fields):
-        return None
-    return PromptSource()
+    return None if pieces > limits.max_messages else PromptSource()
 
 
 def canonical(call: Call, source: PromptSource) -> TextBytes:
     """The text of a prompt in the form in which it is hashed. In a chat, an attachment's digest stands in its place:
     what comes before it is shared with the same chat without it.
+
+    Raises:
+        TemplateError: The chat has another shape than its dialect's.
     """
     if call.kind is Kind.COMPLETION:
         return completion_text(source.text)
-    fields, _ = chat_without_attachments({**call.fields, "messages": _messages(call.fields)}, inline=True)
+    fields, _ = chat_without_attachments(call.chat, inline=True)
     return chat_text(fields)
-
-
-def _messages(fields: Mapping[str, object]) -> list[object]:
-    """The messages of a chat, in whichever field a dialect has them, after a system prompt in a field of its own."""
-    messages = fields.get("messages") or fields.get("input")
-    if type(messages) is str:
-        messages = [{"role": "user", "content": messages}]
-    if type(messages) is not list:
-        return []
-    system = fields.get("system") or fields.get("instructions")
-    return [{"role": "system", "content": system}, *messages] if system else messages
 
 
 def salt_of(call: Call) -> str:

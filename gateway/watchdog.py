@@ -52,7 +52,7 @@ class Watchdog:
             if n_bytes != exchange.seen_bytes:
                 exchange.seen_bytes = n_bytes
                 progress.progressed(now)
-            if exchange.client.paused != flight.paused:
+            if flight is not None and exchange.client.paused != flight.paused:
                 (progress.paused if exchange.client.paused else progress.resumed)(now, flight)
         return now > exchange.deadline
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from backends.engine_metrics import PAGE_LIMIT, EngineLoad, read_load
 from backends.simulated.engine import EngineConfig
-from backends.tls import UpstreamTls, UpstreamTlsSpec
 from backends.simulated.fleet import FleetConfig, SimulatedFleet
+from backends.tls import UpstreamTls, UpstreamTlsSpec
 from backends.worker_poll import PollSettings, WorkerPoll, model_cards
 from policies.types import WorkerId
 from tests.gateway_fixtures import MODEL, eventually, model_text

@@ -10,7 +10,6 @@ from gateway.config.problems import Problem, nearest
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
-    from gateway.config.workers import Worker
 
 _ANY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 _THIS_MACHINE: Final = frozenset({"localhost", "127.0.0.1", "::1", *_ANY_ADDRESS})

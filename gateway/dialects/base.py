@@ -11,8 +11,13 @@ class Usage(NamedTuple):
     """Tokens as a worker reported them; None where it did not."""
 
     prompt: int | None
+    """Cached ones included, in every dialect."""
     completion: int | None
     cached: int | None
+
+    def updated(self, newer: Usage) -> Usage:
+        """These counts with what a later piece of the same answer tells: some dialects tell them in parts."""
+        return Usage(*(old if new is None else new for old, new in zip(self, newer, strict=True)))
 
 
 NO_USAGE = Usage(None, None, None)
@@ -23,7 +28,7 @@ class Dialect(Protocol):
 
     name: str
     end_marks: tuple[bytes, ...]
-    """Beginnings of the lines by which a stream says that it is complete."""
+    """Beginnings of the lines by which a stream says that it is complete, once the event they begin is whole."""
     error_marks: tuple[bytes, ...]
     """Beginnings of the lines by which a stream says that it has failed."""
     data_starts: tuple[bytes, ...]
@@ -35,8 +40,13 @@ class Dialect(Protocol):
     def error_event(self, error: ApiError) -> bytes:
         """A whole SSE event, its empty line included, after which the stream ends."""
 
-    def answer_id(self, piece: bytes) -> str | None:
-        """The id by which later requests follow this answer, from its first bytes; None where there is no such."""
-
     def usage(self, tail: bytes) -> Usage | None:
-        """The token counts in the last bytes of an answer, or in a piece of a stream; None where there are none."""
+        """The token counts in the last bytes of an answer, or in a piece of a stream; None where there are none.
+
+        No piece without the bytes `"usage"` tells any.
+        """
+
+    def answer_id(self, piece: bytes) -> str | None:
+        """The id by which later requests may refer to the answer that begins with `piece`; None where there is none,
+        or where it is cut off.
+        """

@@ -32,16 +32,16 @@ class OpenAi:
         """The error object as an event: OpenAI's clients raise it."""
         return b"data: " + self.error_body(error) + b"\n\n"
 
-    def answer_id(self, piece: bytes) -> str | None:  # noqa: ARG002 - no request follows another in this dialect
-        """None: every request brings its whole conversation."""
-        return None
-
     def usage(self, tail: bytes) -> Usage | None:
         """From the `usage` object."""
         found = {name: int(count) for name, count in _COUNT(tail)}
         if b"prompt_tokens" not in found:
             return None
         return Usage(found[b"prompt_tokens"], found.get(b"completion_tokens"), found.get(b"cached_tokens"))
+
+    def answer_id(self, piece: bytes) -> str | None:  # noqa: ARG002 - as `Dialect` has it
+        """None: workers keep none of these answers."""
+        return None
 
 
 OPENAI: Final = OpenAi()

@@ -25,6 +25,7 @@ from gateway.pipeline import RequestPipeline, Rules, Target
 from gateway.placement import Placement
 from gateway.prompts import PromptReader, Reader, ReadingLimits
 from gateway.reader_table import ReaderTable, make_reader
+from gateway.routes import RouteTable
 from gateway.token_memory import TokenMemory
 from policies.affinity import AffinityMap
 from policies.prefill_queue import FleetRate, PrefillQueue
@@ -158,6 +159,7 @@ class Rig:
                     clock=loop.time,
                 ),
             ),
+            routes=RouteTable(),
             loop=loop,
             via=b"prefixgate-bench",
             rules=Rules(max_attempts=upstream.max_attempts, token_wait=tokens.wait),

@@ -32,7 +32,7 @@ from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prompt_blocks import PromptBlockCache, PromptScan
 from cache.tokenizer import Tokenizer
 from gateway.calls import read_call
-from gateway.routes import Kind
+from gateway.routes import RouteTable
 from policies.routing import Prompt
 from policies.types import BlockHash, TokenIds, WorkerId
 from tests.bench.clock import Effort, once_each, repeated, without_collector
@@ -85,6 +85,9 @@ def request_of(body: bytes) -> bytes:
     )
 
 
+CHAT = RouteTable().find(b"/v1/chat/completions", b"POST")
+
+
 class Stages:
     """Measures every stage for one length of prompt after the other."""
 
@@ -122,7 +125,7 @@ class Stages:
         return [self._text() for _ in range(self.effort.fresh)]
 
     def _rendered(self, text: str, question: str = "") -> str:
-        return self.tokenizer.render_chat(read_call(Kind.CHAT, chat_body(text, question=question)).fields)
+        return self.tokenizer.render_chat(read_call(CHAT, chat_body(text, question=question)).fields)
 
     # -- stages by themselves
 
@@ -132,8 +135,8 @@ class Stages:
         reader = request_heads()
         self._row("read", "head, as this client sent it before", repeated(lambda: reader.read(head, None), effort))
         self._row("read", "head, of a new client", repeated(lambda: parse_request_head(head, None), effort))
-        self._row("read", "JSON", repeated(lambda: read_call(Kind.CHAT, body), effort))
-        fields = read_call(Kind.CHAT, body).fields
+        self._row("read", "JSON", repeated(lambda: read_call(CHAT, body), effort))
+        fields = read_call(CHAT, body).fields
         self._row("read", "chat template", repeated(lambda: self.tokenizer.render_chat(fields), effort))
 
     def _tokens(self) -> None:
