@@ -35,6 +35,15 @@ def with_model(body: bytes, fields: Mapping[str, object], model: str) -> bytes:
     return _spliced(body, _last_value(body), value)
 
 
+def renamed(body: bytes, model: str) -> bytes:
+    """The same for a body that names another model, whatever else is in it; what is no JSON object stays as it is."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body
+    return with_model(body, fields, model) if type(fields) is dict else body
+
+
 def _last_value(body: bytes) -> tuple[int, int]:
     """Where the value of the last `model` of the outermost object stands."""
     span = (0, 0)

@@ -24,7 +24,7 @@ from gateway.dialects.anthropic import ANTHROPIC
 from gateway.dialects.openai import OPENAI
 from gateway.exchange import Exchange
 from gateway.model_choice import served_model, workers_for
-from gateway.model_rewrite import with_model
+from gateway.model_rewrite import renamed
 from gateway.own_answers import own_answer, speaks_anthropic
 from gateway.placement import Placement
 from gateway.prompts import PromptView, Reader, guess
@@ -134,9 +134,10 @@ class RequestPipeline:
             return
         call = exchange.call = read_call(route, exchange.body, head.path)
         exchange.repeatable = route.idempotent
-        if call.model in self.rules.aliases:
-            call.model = self.rules.aliases[call.model]
-            exchange.body = with_model(exchange.body, call.fields, call.model)
+        alias = self.rules.aliases.get(call.model) if call.model is not None else None
+        if alias is not None:
+            call.model = alias
+            exchange.body = renamed(exchange.body, alias)
         if not call.may_go_anywhere:
             call.model = served_model(self.fleet, call.model)
         record = exchange.record

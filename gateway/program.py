@@ -98,9 +98,9 @@ class Program:
             via=self._via,
             rules=assembly.rules(config),
         )
-        self.metrics = RequestMetrics()
-        self.recent = RecentRequests(config.admin.requests_kept)
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
+        self.metrics = RequestMetrics(self.drift)
+        self.recent = RecentRequests(config.admin.requests_kept)
         self.spans: SpanExport | None = None
         self._observe(config)
         self.admin = AdminServer(ProgramControl(self), make_registry(gauges_of(self), self.metrics), self.recent)
@@ -213,7 +213,8 @@ class Program:
             self.spans = SpanExport(config.telemetry, loop_time=self.loop.time)
             self.background(self.spans.run(), "spans")
         sample = config.telemetry.sample
-        self.pipeline.trace = None if self.spans is None else lambda given: trace_of(given, os.urandom, sample)
+        new_id = random.Random().randbytes  # noqa: S311 - ids are to be unique, not secret
+        self.pipeline.trace = None if self.spans is None else lambda given: trace_of(given, new_id, sample)
         self.recent.keep(config.admin.requests_kept)
         observers: list[Observer] = [self.metrics, self.drift]
         if config.admin.requests_kept:

@@ -13,6 +13,7 @@ from yarl import URL
 
 from backends.worker_status import Standing, WorkerStatus
 from gateway.admin import AdminServer, RecentRequests, UnknownWorkerError, WorkerConflictError
+from gateway.cache_drift import CacheDrift
 from gateway.config import Config, Worker, parse_config
 from gateway.telemetry.exposition import make_registry
 from gateway.telemetry.metrics import RequestMetrics
@@ -103,7 +104,7 @@ async def control_plane(
     """On a free port."""
     fleet = fleet or SmallFleet()
     recent = RecentRequests(100)
-    registry = make_registry(Numbers().gauges(), RequestMetrics())
+    registry = make_registry(Numbers().gauges(), RequestMetrics(CacheDrift(lambda _: 16)))
     server = AdminServer(fleet, registry, recent, head_seconds=head_seconds, max_connections=max_connections)
     port = await server.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as client:

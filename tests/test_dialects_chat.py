@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.simulated import messages_requests, responses_requests
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from cache.chat_messages import TemplateError
 from cache.tokenizer import Tokenizer
-from gateway.app import EMBEDDED_TOKENIZER
 from gateway.calls import Call
 from gateway.dialects.anthropic_chat import anthropic_chat
 from gateway.dialects.responses_chat import responses_chat

@@ -14,13 +14,13 @@ import openai
 import orjson
 import pytest
 
-from backends.fleet_state import Worker
+from backends.fleet_worker import Worker
 from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet, SimulatedWorker
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from cache.block_hash import ChainKey
 from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
-from gateway.app import EMBEDDED_TOKENIZER
 from gateway.calls import read_call
 from gateway.pipeline import RequestPipeline
 from gateway.routes import RouteTable

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from gateway.cache_drift import CacheDrift
 from gateway.request_record import Outcome
-from gateway.telemetry.cache_drift import CacheDrift
 from gateway.telemetry.operations import operation_of
 from gateway.telemetry.series import FIRST_TOKEN_SECONDS, OUTPUT_TOKEN_SECONDS, SECONDS, TOKENS, Histogram
 from policies.types import WorkerId
@@ -58,7 +58,7 @@ class _Route:
 class _Worker:
     """What was tried on one worker."""
 
-    __slots__ = ("attempts", "compared_predicted", "compared_reported", "drift", "faults", "missed", "retries")
+    __slots__ = ("attempts", "compared_predicted", "compared_reported", "faults", "missed", "retries")
 
     def __init__(self) -> None:
         self.attempts = 0
@@ -67,13 +67,14 @@ class _Worker:
         self.compared_predicted = 0
         self.compared_reported = 0
         self.missed = 0
-        self.drift = CacheDrift()
 
 
 class RequestMetrics:
     """Counts finished requests; registered with a registry it tells what it counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, drift: CacheDrift) -> None:
+        """`drift` is told of the same requests as this is."""
+        self._drift = drift
         self._routes: dict[tuple[str, str | None], _Route] = {}
         self._workers: dict[WorkerId, _Worker] = {}
 
@@ -94,6 +95,7 @@ class RequestMetrics:
         """Drop the series of workers that have gone."""
         for worker in [worker for worker in self._workers if worker not in known]:
             del self._workers[worker]
+            self._drift.forget(worker)
 
     def _served(self, record: RequestRecord, route: _Route) -> None:
         """A worker was tried at least once."""
@@ -133,16 +135,6 @@ class RequestMetrics:
         worker.compared_reported += reported
         if predicted > reported:
             worker.missed += predicted - reported
-        if not worker.drift.compare(predicted, reported, record.prompt_tokens):
-            return
-        name, share = record.worker, worker.drift.share
-        if worker.drift.apart:
-            log.warning(
-                "worker %s: cached tokens and prediction drift apart: it reports %.0f%% of the prompts %s cached than"
-                " predicted", name, abs(share) * 100, "less" if share > 0 else "more",
-            )  # fmt: skip
-        else:
-            log.info("worker %s: cached tokens are as predicted again", name)
 
     def _route(self, record: RequestRecord) -> _Route:
         """Where a request is counted whose route and model are not known yet: a client's word makes no label."""
@@ -262,8 +254,8 @@ class RequestMetrics:
             "Predicted minus reported cached tokens as a share of the prompt, averaged over recent requests.",
             labels=["worker"],
         )
-        for worker_id, worker in self._workers.items():
-            drift.add_metric([worker_id], worker.drift.share)
+        for worker_id in self._workers:
+            drift.add_metric([worker_id], self._drift.drift(worker_id))
         yield drift
 
 
