@@ -21,6 +21,7 @@ from backends.http1 import CRLF2, HttpError, HttpParser, RequestHead, render_res
 from gateway.api_error import ApiError
 from gateway.dialects.openai import OPENAI
 from gateway.exchange import Exchange
+from gateway.routes import dialect_of
 
 if TYPE_CHECKING:
     from gateway.http_server import HttpServer
@@ -399,7 +400,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _write_error(self, error: ApiError) -> None:
         request_id = self.server.new_request_id()
-        self.transport.write(render_response(error.status, OPENAI.error_body(error), request_id, keep_alive=False))
+        dialect = OPENAI if self._head is None else dialect_of(self._head.path)
+        self.transport.write(render_response(error.status, dialect.error_body(error), request_id, keep_alive=False))
 
     def _drain(self) -> None:
         """Close once everything is written. What the client still sends is read and dropped for a moment, because

@@ -367,3 +367,11 @@ async def test_a_path_of_a_dialect_that_is_not_served_is_refused_in_its_shape(ga
         answer = await ask(gateway, raw)
         assert answer.status == status
         assert json.loads(answer.body)["type"] == "error"
+
+
+async def test_a_body_that_is_too_long_is_refused_in_the_shape_of_its_path(worker: RawWorker) -> None:
+    async with inside(plane([worker.url], limits="body_bytes: 32768")) as gateway:
+        for path, kind in ((b"/v1/messages", "request_too_large"), (b"/v1/responses", "invalid_request_error")):
+            answer = await ask(gateway, post(b" " * 40_000, path=path))
+            assert answer.status == 413
+            assert json.loads(answer.body)["error"]["type"] == kind

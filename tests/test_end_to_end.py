@@ -254,7 +254,15 @@ async def test_the_head_of_a_stream_is_not_its_first_token() -> None:
         )
         async with gateway(config) as url, aiohttp.ClientSession() as session:
             body = {"model": "m", "prompt": "word " * 4000, "stream": True}
-            answers = [await session.post(url + "/v1/completions", json=body) for _ in range(6)]
+
+            async def ask() -> bytes:
+                async with session.post(url + "/v1/completions", json=body) as answer:
+                    return await answer.read()
+
+            asked = []
+            for n in range(1, 7):
+                asked.append(asyncio.create_task(ask()))
+                await eventually(lambda n=n: sum(served) == n)  # type: ignore[misc]  # bound at once
             assert served == [3, 3]
             go.set()
-            assert {await answer.read() for answer in answers} == {b"data: "}
+            assert set(await asyncio.gather(*asked)) == {b"data: "}
