@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from backends.upstream_pool import UpstreamPool
 
 _HEAD_LIMIT: Final = 65_536
+_NOT_THE_LAST_LINE: Final = (b"", b"\r", b"\n")
+"""What does not stand before the end of a chunked body: its last line is not empty."""
 _FIRST_FINAL_STATUS: Final = 200
 _HEADS: Final = response_heads()
 
@@ -270,7 +272,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._fault(UpstreamFault.MALFORMED, str(error))
                 return False
             self._keep = False
-        if self._begun > 1 or (self._complete and data[-4:] != CRLF2):
+        if self._begun > 1 or (self._complete and (data[-4:] != CRLF2 or data[-5:-4] in _NOT_THE_LAST_LINE)):
             self._keep = False  # bytes behind the answer, or too few to tell: whatever they are, nobody asked for them
         return True
 

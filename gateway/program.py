@@ -33,6 +33,7 @@ from gateway.config import Config, Model
 from gateway.discover import follow_discovery
 from gateway.forwarding import Forwarding
 from gateway.http_server import HttpServer
+from gateway.listen_error import listening
 from gateway.pipeline import RequestPipeline
 from gateway.placement import Placement
 from gateway.program_control import ProgramControl, gauges_of
@@ -119,18 +120,21 @@ class Program:
     # -- start and end
 
     async def start(self) -> int:
-        """Begin to serve; returns the port. Raises OSError where it is taken."""
+        """Begin to serve; returns the port. Raises ListenError where one is taken."""
         config = self.config
         self.fleet.reconcile(CONFIGURED, self._specs(config), grace=0.0)
         self._discover(config)
         await self.fleet.first_round(_FIRST_ROUND_SECONDS)
         _report_names(config, self.state)
         listen = config.listen
-        port = await self.server.start(
-            listen.host, listen.port, backlog=listen.backlog, reuse_port=listen.reuse_port, tls=self.tls
-        )
-        if config.admin.port is not None:
-            self.admin_port = await self.admin.start(config.admin.host, config.admin.port)
+        with listening(listen.host, listen.port, "listen.port"):
+            port = await self.server.start(
+                listen.host, listen.port, backlog=listen.backlog, reuse_port=listen.reuse_port, tls=self.tls
+            )
+        admin = config.admin
+        if admin.port is not None:
+            with listening(admin.host, admin.port, "admin.port"):
+                self.admin_port = await self.admin.start(admin.host, admin.port)
         # What is alive now lives as long as the process; the collector need not look at it again, and what a
         # request leaves behind is freed by reference counts.
         gc.collect()

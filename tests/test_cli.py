@@ -62,9 +62,10 @@ def test_version(words: list[str]) -> None:
         (["serve", "-c", "x.yaml", "-w", "http://a:1"], "--config takes the place of the other flags"),
         (
             ["serve", "-w", "http://a:1", "--policy", "costs"],
-            "routing.policy: expected one of cost, least_loaded, round_robin (did you mean cost?)",
+            "routing.policy: expected one of cost, least_loaded, round_robin, random, power_of_two, consistent_hash, "
+            "prefix_affinity (did you mean cost?)",
         ),
-        (["serve", "-w", "https://a:1"], "workers[0].url: expected an http:// URL"),
+        (["serve", "-w", "ftp://a:1"], "workers[0].url: expected a URL such as http://127.0.0.1:8001"),
         (["serve", "-w", "http://a:1", "--tokenizer", "embedded"], "--tokenizer: needs --model NAME"),
         (["check"], "give one of --config FILE, --schema and --docs"),
         (["check", "--schema", "--docs"], "give one of --config FILE, --schema and --docs"),
@@ -166,14 +167,15 @@ def test_notes_say_what_may_not_be_meant(tmp_path: Path) -> None:
     file.write_text("workers: [{url: 'http://a:1'}]\n")
     notes = [line for line in call("check", "-c", str(file)).stdout.splitlines() if line.startswith("note:")]
     assert notes == [
-        "note: no model has a tokenizer: the cost policy cannot see prefixes and routes by load alone",
+        "note: no model has a tokenizer: prompts are compared by their text",
         "note: with a single worker there is nothing to choose",
     ]
 
 
 def test_the_schema_is_json() -> None:
     schema = json.loads(call("check", "--schema").stdout)
-    assert schema["required"] == ["workers"]
+    assert {"workers", "listen", "routing"} <= schema["properties"].keys()
+    assert schema["additionalProperties"] is False
 
 
 def test_the_reference_is_printed() -> None:
@@ -213,7 +215,7 @@ def test_the_program_itself(tmp_path: Path) -> None:
     ],
 )
 def test_an_address_that_is_not_there_is_told_with_exit_code_1(flags: list[str], message: str) -> None:
-    result = program("serve", "-w", "http://127.0.0.1:1", *flags)
+    result = program("serve", "-w", "http://127.0.0.1:1", "--admin-port", "0", *flags)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith(message)
 
@@ -221,13 +223,15 @@ def test_an_address_that_is_not_there_is_told_with_exit_code_1(flags: list[str],
 def test_a_port_that_is_taken_is_told_with_exit_code_1(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        result = program("serve", "-w", "http://127.0.0.1:1", "--port", port)
+        result = program("serve", "-w", "http://127.0.0.1:1", "--port", port, "--admin-port", "0")
+        admin = program("serve", "-w", "http://127.0.0.1:1", "--port", "0", "--admin-port", port)
         file = tmp_path / "taken.yaml"
         file.write_text(f"listen: {{port: {port}}}\nworkers: [{{url: 'http://127.0.0.1:1'}}]\n")
         from_file = program("serve", "-c", str(file))
-    assert (result.returncode, from_file.returncode) == (1, 1)
+    assert (result.returncode, from_file.returncode, admin.returncode) == (1, 1, 1)
     told = f"prefixgate: cannot listen on 127.0.0.1 port {port}: Address already in use; choose another with "
     assert result.stderr.splitlines()[-1] == told + "--port"
+    assert admin.stderr.splitlines()[-1] == told + "--admin-port"
     assert from_file.stderr.splitlines()[-1] == told + "listen.port"
 
 

@@ -6,7 +6,8 @@ import asyncio
 import io
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,7 @@ from tests.gateway_fixtures import (
     Script,
     ScriptedWorker,
     config_for,
+    eventually,
     gateway,
     read_request,
     simulated_gateway,
@@ -228,6 +230,10 @@ def event_stream(rng: random.Random, size: int) -> bytes:
     return stream + b"data: [DONE]\n\n"
 
 
+def reached(counts: Sequence[int], total: int) -> bool:
+    return sum(counts) == total
+
+
 async def test_the_head_of_a_stream_is_not_its_first_token() -> None:
     """Engines send a stream's head at once and its first token after prefill: until then the work is in the queue."""
     go = asyncio.Event()
@@ -253,16 +259,16 @@ async def test_the_head_of_a_stream_is_not_its_first_token() -> None:
             [one.url, other.url], "routing: {cost: {decode_weight: 0}}", workers_extra=[", models: [m]"] * 2
         )
         async with gateway(config) as url, aiohttp.ClientSession() as session:
-            body = {"model": "m", "prompt": "word " * 4000, "stream": True}
 
-            async def ask() -> bytes:
+            async def ask(n: int) -> bytes:
+                body = {"model": "m", "prompt": f"{n} word " * 2000, "stream": True}
                 async with session.post(url + "/v1/completions", json=body) as answer:
                     return await answer.read()
 
             asked = []
             for n in range(1, 7):
-                asked.append(asyncio.create_task(ask()))
-                await eventually(lambda n=n: sum(served) == n)  # type: ignore[misc]  # bound at once
+                asked.append(asyncio.create_task(ask(n)))
+                await eventually(partial(reached, served, n))
             assert served == [3, 3]
             go.set()
             assert set(await asyncio.gather(*asked)) == {b"data: "}

@@ -138,7 +138,7 @@ def _notes(config: Config, loaded: Mapping[str, Tokenizer]) -> list[str]:
         if model.name in loaded and loaded[model.name].chat_template is None and model.chat_template is None
     ]
     if config.routing.policy == "cost" and not any(model.tokenizer for model in config.models):
-        notes.append("no model has a tokenizer: the cost policy cannot see prefixes and routes by load alone")
+        notes.append("no model has a tokenizer: prompts are compared by their text")
     if config.listen.host in {"0.0.0.0", "::"}:  # noqa: S104 - compared with, not bound to
         notes.append("the gateway accepts connections from other machines and asks no one for a key")
     if len(config.workers) == 1:

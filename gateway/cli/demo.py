@@ -14,7 +14,7 @@ from rich.console import Console
 
 from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet
-from gateway.app import serving
+from gateway.app import running
 from gateway.cli.simulate import gateway_config
 from gateway.cli.start_errors import told_plainly
 from gateway.config import Log, parse_config
@@ -40,7 +40,7 @@ def demo(
 
         prefixgate demo --port 8080 -n 4
     """
-    with told_plainly("127.0.0.1", port, if_taken="choose another with --port"):
+    with told_plainly("127.0.0.1", port, if_taken="choose another with --port", flags={"listen.port": "--port"}):
         code = uvloop.run(_demo(port, workers, replay=replay, stay=stay, speed=speed))
     raise typer.Exit(code)
 
@@ -57,9 +57,10 @@ async def _demo(port: int, workers: int, *, replay: bool, stay: bool, speed: flo
         settings = {
             "listen": {"port": port},
             "limits": {"drain_timeout": 1},
+            "admin": {"port": 0},
             **gateway_config(fleet),
         }
-        async with serving(parse_config(yaml.safe_dump(settings))) as bound:
+        async with running(parse_config(yaml.safe_dump(settings))) as (program, bound):
             url = f"http://127.0.0.1:{bound}"
             console.print(
                 f"[bold green]prefixgate[/] listens on [bold]{url}[/], in front of {workers} simulated workers."
@@ -70,6 +71,7 @@ async def _demo(port: int, workers: int, *, replay: bool, stay: bool, speed: flo
             if stay and not stop.is_set():
                 console.print("\nTry it, twice, and look at [bold]cached_tokens[/]:\n")
                 console.print(_curl(url), soft_wrap=True, highlight=False, markup=False)
+                console.print(f"\nIts metrics: http://127.0.0.1:{program.admin_port}/metrics", highlight=False)
                 console.print("\nStop with Ctrl+C.")
                 await stop.wait()
     return 0 if stop.is_set() else code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -28,7 +28,7 @@ def serve(
         typer.Option(
             metavar="DIR|embedded",
             help="Directory of the model's tokenizer.json; [bold]embedded[/] for the simulated engine's own. "
-            "Without it requests are routed by load alone.",
+            "Without it prompts are compared by their text.",
         ),
     ] = None,
     kv_events: Annotated[
@@ -44,7 +44,11 @@ def serve(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="cost, least_loaded or round_robin. [dim]default: cost[/]"),
+        typer.Option(
+            metavar="NAME",
+            help="cost, prefix_affinity, consistent_hash, least_loaded, power_of_two, round_robin or random. "
+            "[dim]default: cost[/]",
+        ),
     ] = None,
     host: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. [dim]default: 127.0.0.1[/]")
@@ -52,6 +56,10 @@ def serve(
     port: Annotated[
         int | None,
         typer.Option(metavar="PORT", help="Port to listen on, 0 for a free one. [dim]default: 8000[/]"),
+    ] = None,
+    admin_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", help="Port for health and metrics, 0 for a free one. [dim]default: 9400[/]"),
     ] = None,
 ) -> None:
     r"""Start the gateway. Clients then use its address as their OpenAI base URL.
@@ -65,7 +73,7 @@ def serve(
 
         prefixgate serve -c prefixgate.yaml
     """
-    flags = (worker, model, tokenizer, kv_events, block_size, policy, host, port)
+    flags = (worker, model, tokenizer, kv_events, block_size, policy, host, port, admin_port)
     if config is None and not worker:
         raise typer.BadParameter("give --config FILE, or --worker URL at least once")
     if config is not None and any(flag is not None for flag in flags):
@@ -81,19 +89,23 @@ def serve(
                 kv_events=kv_events or (),
                 host=host,
                 port=port,
+                admin_port=admin_port,
                 policy=policy,
                 block_size=block_size,
             )
         )
     except ConfigError as error:
         fail_config(error, exit_code=1 if config is not None else 2)
-    _run(settings, if_taken="choose another with " + ("listen.port" if config is not None else "--port"))
+    _run(settings, config)
 
 
-def _run(settings: Config, *, if_taken: str) -> None:
+_FLAGS: Final = {"listen.port": "--port", "admin.port": "--admin-port"}
+
+
+def _run(settings: Config, file: Path | None) -> None:
     # --help and a bad configuration need none of the data plane.
     from gateway.app import run  # noqa: PLC0415 - as said above
     from gateway.cli.start_errors import told_plainly  # noqa: PLC0415 - as said above
 
-    with told_plainly(settings.listen.host, settings.listen.port, if_taken=if_taken):
-        run(settings)
+    with told_plainly(settings.listen.host, settings.listen.port, if_taken="", flags=_FLAGS if file is None else None):
+        run(settings, file=file)

@@ -6,12 +6,13 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Final, NoReturn
 
 from backends.tls import TlsError
 from cache.tokenizer import TokenizerError
 from gateway.cli.console import fail
+from gateway.listen_error import ListenError
 
 _ADDRESS_ERRORS: Final = frozenset(
     {errno.EACCES, errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPERM}
@@ -19,19 +20,29 @@ _ADDRESS_ERRORS: Final = frozenset(
 
 
 @contextlib.contextmanager
-def told_plainly(host: str, port: int, *, if_taken: str) -> Iterator[None]:
+def told_plainly(host: str, port: int, *, if_taken: str, flags: Mapping[str, str] | None = None) -> Iterator[None]:
     """Turn errors of starting on `host` and `port` into a message and exit code 1.
 
-    `if_taken` says how to choose another port. Anything else is raised as it is.
+    `if_taken` says how to choose another port; where the gateway itself tells which of its sockets it was, `flags`
+    names the flag for a setting. Anything else is raised as it is.
     """
     try:
         yield
     except (TokenizerError, TlsError) as error:
         fail(str(error))
+    except ListenError as error:
+        if error.unknown_host:
+            fail(f"cannot listen on {error.host}: {error.strerror}")
+        setting = (flags or {}).get(error.setting, error.setting)
+        _fail_on(error, error.host, error.port, f"choose another with {setting}")
     except socket.gaierror as error:
         fail(f"cannot listen on {host}: {error.strerror}")
     except OSError as error:
-        if error.errno not in _ADDRESS_ERRORS:
-            raise
-        hint = f"; {if_taken}" if error.errno == errno.EADDRINUSE else ""
-        fail(f"cannot listen on {host} port {port}: {os.strerror(error.errno)}{hint}")
+        _fail_on(error, host, port, if_taken)
+
+
+def _fail_on(error: OSError, host: str, port: int, if_taken: str) -> NoReturn:
+    if error.errno not in _ADDRESS_ERRORS:
+        raise error
+    hint = f"; {if_taken}" if error.errno == errno.EADDRINUSE else ""
+    fail(f"cannot listen on {host} port {port}: {os.strerror(error.errno)}{hint}")

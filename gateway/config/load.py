@@ -55,6 +55,7 @@ def config_from_flags(
     kv_events: Sequence[str] = (),
     host: str | None = None,
     port: int | None = None,
+    admin_port: int | None = None,
     policy: str | None = None,
     block_size: int | None = None,
 ) -> Config:
@@ -74,6 +75,7 @@ def config_from_flags(
         entry["kv_events"] = {"endpoint": endpoint}
     data: dict[str, object] = {
         "listen": _given(host=host, port=port),
+        "admin": _given(port=admin_port),
         "routing": _given(policy=policy),
         "workers": entries,
         "models": [_given(name=model, tokenizer=tokenizer)] if model is not None else [],

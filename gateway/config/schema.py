@@ -116,7 +116,8 @@ class Model(Strict):
     """The name clients send in `model`, as the workers serve it."""
     tokenizer: TokenizerSource = None
     """Directory with `tokenizer.json` and `tokenizer_config.json`, or `embedded` for the one that the
-    simulated engine uses. Without it the model is routed by load alone. Relative paths start at the file."""
+    simulated engine uses. Without it prompts are compared by their text, or tokenized by a worker where it publishes
+    KV events. Relative paths start at the file."""
     chat_template: FilePath | None = None
     """Jinja chat template that replaces the tokenizer's own, as with the engine's `--chat-template`."""
 
@@ -186,7 +187,8 @@ class Config(Strict):
     upstream: Upstream = Upstream()
     """Connections to the workers."""
     models: Annotated[tuple[Model, ...], Field(strict=False)] = ()
-    """Models whose prompts the gateway can tokenize. Others that the workers serve are routed by load."""
+    """Models whose prompts the gateway can tokenize. Prompts of others that the workers serve are compared
+    by their text."""
     workers: Annotated[tuple[Worker, ...], Field(strict=False)] = ()
     """The engines behind the gateway, at least one unless they are discovered."""
     discovery: Discovery = Discovery()
