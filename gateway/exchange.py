@@ -15,7 +15,7 @@ from gateway.api_error import ApiError
 from gateway.dialects.base import NO_USAGE
 from gateway.dialects.openai import OPENAI
 from gateway.request_record import Outcome, RequestRecord
-from gateway.stream_watch import StreamWatch
+from gateway.stream_watch import USAGE_MARK, StreamWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -228,15 +228,25 @@ class Exchange:
         self.progress = True
         watch = self.watch
         if watch is not None:
-            data = watch.take(data)
-            if watch.malformed:
-                self._end_of_stream(data, UpstreamFault.MALFORMED)
-                return
-            if not data:
-                return  # the beginning of an event
+            if watch.passes(data) is not None:
+                if USAGE_MARK in data:
+                    watch.note_usage(data)
+            else:
+                data = watch.take(data)
+                if watch.malformed:
+                    self._end_of_stream(data, UpstreamFault.MALFORMED)
+                    return
+                if not data:
+                    return  # the beginning of an event
         else:
             self.tail = data if len(data) >= _TAIL_BYTES else (self.tail + data)[-_TAIL_BYTES:]
-        self._pass_on(data)
+        if not self.streaming:
+            self._pass_on(data)
+            return
+        # The same as there, for nearly every chunk there is.
+        n_bytes = len(data)
+        self.record.response_bytes += n_bytes
+        self.write(b"%x\r\n%b\r\n" % (n_bytes, data) if self.chunked else data)
 
     def _pass_on(self, data: bytes) -> None:
         self.record.response_bytes += len(data)

@@ -96,7 +96,7 @@ class Placement:
         prompt = exchange.prompt
         if prompt is None:
             cached: Mapping[WorkerId, int] = _NOTHING_CACHED
-            views = [self._view(worker, now) for worker in workers]
+            views = self._views(workers, now)
         else:
             cached = self._cached_tokens(prompt) if prompt.blocks else _NOTHING_CACHED
             views = [worker.view(now) for worker in workers]
@@ -117,11 +117,13 @@ class Placement:
             self._affinity.put(exchange.session, worker.id, now)
         return worker
 
-    def _view(self, worker: Worker, now: float) -> WorkerView:
+    def _views(self, workers: Sequence[Worker], now: float) -> list[WorkerView]:
         """What the policy needs to see for a request without a prompt that matters."""
         if self.needs is _NOTHING:
-            return worker.name(now)
-        return worker.load(now) if self.needs is _LOAD else worker.view(now)
+            return [worker.name(now) if worker.slow_start else worker.name_only for worker in workers]
+        if self.needs is _LOAD:
+            return [worker.load(now) for worker in workers]
+        return [worker.view(now) for worker in workers]
 
     def answered(self, answer_id: str, worker: Worker, now: float) -> None:
         """Only this worker can go on from that answer."""

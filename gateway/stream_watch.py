@@ -11,6 +11,7 @@ by one regular expression over all that a read brought; only what that does not 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import Enum, auto
 from functools import cache
 from typing import Final
@@ -24,7 +25,8 @@ MOST_HELD: Final = 1 << 20
 
 _BOUNDARY: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINES: Final = re.compile(rb"\r\n|\n|\r").split
-_USAGE_MARK: Final = b'_tokens":'
+USAGE_MARK: Final = b'_tokens":'
+"""In every part of a body that counts tokens."""
 
 
 class _Event(Enum):
@@ -37,12 +39,15 @@ class _Event(Enum):
 class StreamWatch:
     """Watches one stream. Feed it the body as it comes and pass on what `take` returns."""
 
-    __slots__ = ("_dialect", "_first_usage", "_held", "_last_usage", "_ordinary", "ended", "failed", "malformed", "off")
+    __slots__ = ("_dialect", "_first_usage", "_held", "_last_usage", "_ordinary", "ended", "failed", "malformed", "off",
+                 "passes")  # fmt: skip
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._ordinary = _ordinary(dialect.end_marks, dialect.error_marks)
         self._held = b""
+        self.passes: Callable[[bytes], object] = self._ordinary.fullmatch
+        """Not None for bytes that may be passed on as they are; `take` knows what to do with all others."""
         self._first_usage = b""
         self._last_usage = b""
         self.ended = False
@@ -59,13 +64,18 @@ class StreamWatch:
         if self._held:
             data = self._held + data
             self._held = b""
+            self.passes = self._ordinary.fullmatch
         if self._ordinary.fullmatch(data) is None and not self.off:
             data = self._look(data)
-        if _USAGE_MARK in data:
-            if not self._first_usage:
-                self._first_usage = data
-            self._last_usage = data
+        if USAGE_MARK in data:
+            self.note_usage(data)
         return data
+
+    def note_usage(self, data: bytes) -> None:
+        """Remember a part of the body in which tokens are counted."""
+        if not self._first_usage:
+            self._first_usage = data
+        self._last_usage = data
 
     @property
     def complete(self) -> bool:
@@ -96,7 +106,9 @@ class StreamWatch:
         if len(rest) > MOST_HELD:
             self.off = True
             return data
-        self._held = rest
+        if rest:
+            self._held = rest
+            self.passes = _nothing_passes
         return data[:start]
 
     def _kind(self, event: bytes) -> _Event:
@@ -111,6 +123,10 @@ class StreamWatch:
                 payload += line[5:] + b"\n"
         payload = payload.strip()
         return kind if not payload or payload == b"[DONE]" or _is_json(payload) else _Event.MALFORMED
+
+
+def _nothing_passes(_: bytes) -> None:
+    """Behind the beginning of an event."""
 
 
 def _is_json(payload: bytes) -> bool:

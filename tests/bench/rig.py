@@ -165,6 +165,7 @@ class Rig:
             rules=Rules(max_attempts=upstream.max_attempts, token_wait=tokens.wait),
         )
         self.server = HttpServer(self.pipeline, Limits(), loop, via=b"prefixgate-bench")
+        self.fleet.sweep(0.0)  # as the server does it: whoever is well is looked after no more
         self.client = ClientConnection(self.server)
         self.client.connection_made(NullTransport())
         self._asked: UpstreamConnection | None = None

@@ -57,7 +57,7 @@ STREAM_HEAD = (
 )
 _EVENT = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","choices":[{"delta":{"content":" ok"}}]}\n\n'
 CHUNK = b"%x\r\n%b\r\n" % (len(_EVENT), _EVENT)
-LAST_CHUNK = b"0\r\n\r\n"
+LAST_CHUNK = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _QUESTION = "And what would it cost to bring two more bags on the second flight?"
 
 
