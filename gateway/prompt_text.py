@@ -16,7 +16,7 @@ from policies.types import TokenIds
 _ATTACHMENT: Final = {"type": "text", "text": "<attachment>"}
 _BEGINNING: Final = 1024
 _READ: Final = ("messages", "prompt", "input", "instructions", "system")
-_TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", None})
+_TEXT_PARTS: Final = ("text", "input_text", "output_text", "refusal", "thinking", None)
 
 
 class Amount(NamedTuple):

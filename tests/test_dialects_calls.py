@@ -223,6 +223,9 @@ def check_rewritten(body: bytes, model: str) -> bytes:
     fields = orjson.loads(body)
     rewritten = with_model(body, fields, model)
     assert orjson.loads(rewritten) == {**fields, "model": model}
+    if fields.get("model") == model:
+        assert rewritten == body
+        return rewritten
     # What differs is one run of bytes, the value; or, where there was none, the field itself.
     encoded = orjson.dumps(model)
     places = [at for at in range(len(rewritten)) if rewritten.startswith(encoded, at)]

@@ -14,8 +14,8 @@ from cache.chat_messages import TemplateError
 _Message = dict[str, Any]
 
 _UNFINISHED: Final = ("in_progress", "incomplete")
-_CALLS: Final = frozenset({"function_call", "custom_tool_call"})
-_OUTPUTS: Final = frozenset({"function_call_output", "custom_tool_call_output"})
+_CALLS: Final = ("function_call", "custom_tool_call")
+_OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
 
 
 def responses_chat(fields: Mapping[str, object]) -> dict[str, object]:
