@@ -197,7 +197,7 @@ class FleetState:
         worker.pending += 1
         if lacking is not None:
             worker.prefill.push(self._tickets, lacking, now, streams=streams)
-        return Reservation(worker, self._tickets, worker.progress.sent(now, streams=streams) if generates else None)
+        return Reservation(worker, self._tickets, generates, streams)
 
     def first_byte(self, reservation: Reservation, now: float) -> None:
         """Its prefill is over, and the worker is well."""
@@ -237,6 +237,9 @@ class FleetState:
 
     def record(self, worker: Worker, outcome: Outcome, now: float) -> bool:
         """How a request ended; True where the worker has just been ejected for it."""
+        if outcome is Outcome.OK and not worker.failing:
+            return False
+        worker.failing = outcome is not Outcome.OK
         ejected = self.ejections.record(worker.id, outcome, now)
         if ejected:
             worker.ejections += 1

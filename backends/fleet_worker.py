@@ -18,8 +18,11 @@ class Reservation:
 
     worker: Worker
     ticket: int
-    flight: Flight | None
-    """What it shows of the worker's progress; None where no tokens are to come."""
+    generates: bool
+    """Are tokens to come, by which the worker's progress can be told?"""
+    streams: bool
+    flight: Flight | None = None
+    """What it shows of that progress; None until somebody looks."""
     pending: bool = True
     """No byte of the answer has come yet."""
     released: bool = False
@@ -67,6 +70,8 @@ class Worker:
     unhealthy: bool = False
     hung: bool = False
     draining: bool = False
+    failing: bool = False
+    """Did the last request that ended fail?"""
     authority: bytes = b""
     name_only: WorkerView = field(init=False)
     """The view for policies that look at nothing but which workers there are."""

@@ -29,8 +29,11 @@ class Call:
     """Of a body with a prompt, as the client sent them."""
     follows: str | None = None
     """The id of a response whose worker knows what this request is about."""
-    session_hint: str | None = None
-    """What the client itself says of which requests belong together."""
+
+    @property
+    def session_hint(self) -> str | None:
+        """What the client itself says of which requests belong together."""
+        return _session_hint(self.kind, self.fields)
 
     @property
     def partial(self) -> bool:
@@ -99,13 +102,16 @@ def read_call(route: Route, body: bytes, path: bytes = b"") -> Call:
         model = _passed_model(body) if kind is Kind.PASSTHROUGH else None
         return Call(kind, model, False, {}, response_id(path) if kind is Kind.STORED else None)
     fields = _json_object(body)
-    model = _string(fields, "model")
+    named = fields.get("model")
+    model = named if type(named) is str else _string(fields, "model")
     if kind in GENERATES:
-        call = Call(kind, model, fields.get("stream") is True, fields)
-        if kind is Kind.RESPONSES:
-            call.follows = _string(fields, "previous_response_id")
-        call.session_hint = _session_hint(kind, fields)
-        return call
+        return Call(
+            kind,
+            model,
+            fields.get("stream") is True,
+            fields,
+            _string(fields, "previous_response_id") if kind is Kind.RESPONSES else None,
+        )
     return Call(kind, model, False, fields if kind is Kind.EMBEDDING else {})
 
 

@@ -100,7 +100,9 @@ class Placement:
         else:
             cached = self._cached_tokens(prompt) if prompt.blocks else _NOTHING_CACHED
             views = [worker.view(now) for worker in workers]
-        decision = self._home(exchange, workers, cached, now) or self._decide(exchange, prompt, cached, views)
+        decision = None if exchange.session is None else self._home(exchange.session, exchange, workers, cached, now)
+        if decision is None:
+            decision = self._decide(exchange, prompt, cached, views)
         worker = exchange.worker = workers[decision.chosen]
         lacking = None if prompt is None else prompt.tokens - decision.cached_tokens
         exchange.reservation = fleet.reserve(worker, lacking, now, streams=exchange.teaches, generates=call.generates)
@@ -108,7 +110,8 @@ class Placement:
         record = exchange.record
         record.routed_at = now
         record.cached_tokens = decision.cached_tokens
-        record.attempts.append(Attempt(worker.id, views, cached, decision, at=now, tiers=self._tiers(prompt)))
+        tiers = None if prompt is None else self._tiers(prompt)
+        record.attempts.append(Attempt(worker.id, views, cached, decision, now, tiers))
         if prompt is not None:
             record.prompt_tokens = prompt.tokens
             if prompt.blocks:
@@ -130,12 +133,15 @@ class Placement:
         self._affinity.put(answer_id.encode(), worker.id, now)
 
     def _home(
-        self, exchange: Exchange, workers: Sequence[Worker], cached: Mapping[WorkerId, int], now: float
+        self,
+        session: bytes,
+        exchange: Exchange,
+        workers: Sequence[Worker],
+        cached: Mapping[WorkerId, int],
+        now: float,
     ) -> RouteDecision | None:
         """The worker where the request's session is, if it may be tried."""
-        if exchange.session is None:
-            return None
-        home = self._affinity.get(exchange.session, now)
+        home = self._affinity.get(session, now)
         if home is None:
             return None
         for place, worker in enumerate(workers):
@@ -164,9 +170,9 @@ class Placement:
                     cached[worker_id] = min(depth * size, most)
         return cached
 
-    def _tiers(self, view: PromptView | None) -> Mapping[WorkerId, Mapping[Tier, int]] | None:
+    def _tiers(self, view: PromptView) -> Mapping[WorkerId, Mapping[Tier, int]] | None:
         """Blocks by worker and tier, for the explanation; None where all are on devices."""
-        if view is None or not self._index.is_tiered:
+        if not self._index.is_tiered:
             return None
         found: dict[WorkerId, Mapping[Tier, int]] = {}
         for size, blocks in view.blocks.items():

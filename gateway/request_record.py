@@ -38,13 +38,12 @@ class Attempt:
 
     __slots__ = ("at", "cached", "candidates", "decision", "fault", "tiers", "worker")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - one is made for each attempt, and naming arguments takes time
         self,
         worker: WorkerId,
         candidates: Sequence[WorkerView],
         cached: Mapping[WorkerId, int],
         decision: RouteDecision,
-        *,
         at: float,
         tiers: Mapping[WorkerId, Mapping[Tier, int]] | None = None,
     ) -> None:

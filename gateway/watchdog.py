@@ -12,7 +12,7 @@ from typing import Protocol
 
 from backends.errors import UpstreamFault
 from backends.fleet_state import FleetState
-from backends.fleet_worker import Worker
+from backends.fleet_worker import Reservation, Worker
 from gateway.exchange import Exchange
 
 log = logging.getLogger(__name__)
@@ -42,19 +42,29 @@ class Watchdog:
             if worker.active and worker.progress.is_hung(now, worker.prefill.seconds(now)):
                 self._hung(worker, now)
 
-    @staticmethod
-    def _is_late(exchange: Exchange, now: float) -> bool:
+    def _is_late(self, exchange: Exchange, now: float) -> bool:
         """Note what has come of its answer; has it taken too long?"""
         reservation = exchange.reservation
         if reservation is not None:
-            progress, flight = reservation.worker.progress, reservation.flight
-            n_bytes = exchange.record.response_bytes
-            if n_bytes != exchange.seen_bytes:
-                exchange.seen_bytes = n_bytes
-                progress.progressed(now)
-            if flight is not None and exchange.client.paused != flight.paused:
-                (progress.paused if exchange.client.paused else progress.resumed)(now, flight)
+            self._follow(exchange, reservation, now)
         return now > exchange.deadline
+
+    @staticmethod
+    def _follow(exchange: Exchange, reservation: Reservation, now: float) -> None:
+        """Tell the worker's progress what has come of one request. One that is over before it is first seen here
+        needs no telling: those that hang are not.
+        """
+        progress, flight = reservation.worker.progress, reservation.flight
+        if flight is None and reservation.generates:
+            flight = reservation.flight = progress.sent(exchange.record.routed_at, streams=reservation.streams)
+            if not reservation.pending:
+                progress.streaming(now, flight)
+        n_bytes = exchange.record.response_bytes
+        if n_bytes != exchange.seen_bytes:
+            exchange.seen_bytes = n_bytes
+            progress.progressed(now)
+        if flight is not None and exchange.client.paused != flight.paused:
+            (progress.paused if exchange.client.paused else progress.resumed)(now, flight)
 
     def _hung(self, worker: Worker, now: float) -> None:
         stuck = [exchange for exchange in self._pipeline.live if exchange.worker is worker]

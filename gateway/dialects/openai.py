@@ -10,7 +10,7 @@ import orjson
 from gateway.api_error import ApiError
 from gateway.dialects.base import Usage
 
-_COUNT: Final = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)"\s*:\s*([0-9]{1,12})').findall
+_COUNT: Final = re.compile(rb'"(prompt|completion|cached)_tokens"\s*:\s*([0-9]{1,12})').findall
 _FIRST_SERVER_ERROR: Final = 500
 
 
@@ -34,10 +34,18 @@ class OpenAi:
 
     def usage(self, tail: bytes) -> Usage | None:
         """From the `usage` object."""
-        found = {name: int(count) for name, count in _COUNT(tail)}
-        if b"prompt_tokens" not in found:
+        start = tail.rfind(b'"usage"')
+        if start < 0:
             return None
-        return Usage(found[b"prompt_tokens"], found.get(b"completion_tokens"), found.get(b"cached_tokens"))
+        prompt = completion = cached = None
+        for name, count in _COUNT(tail, start):
+            if name == b"prompt":
+                prompt = int(count)
+            elif name == b"completion":
+                completion = int(count)
+            else:
+                cached = int(count)
+        return None if prompt is None else Usage(prompt, completion, cached)
 
     def answer_id(self, piece: bytes) -> str | None:  # noqa: ARG002 - as `Dialect` has it
         """None: workers keep none of these answers."""
