@@ -33,7 +33,7 @@ class Call:
     @property
     def session_hint(self) -> str | None:
         """What the client itself says of which requests belong together."""
-        return _session_hint(self.kind, self.fields)
+        return _session_hint(self.kind, self.fields) if self.kind in GENERATES else None
 
     @property
     def partial(self) -> bool:
