@@ -69,6 +69,7 @@ def run(policy: str, options: argparse.Namespace, speed: float) -> dict[str, Any
             settings = yaml.safe_load(config.read_text())
             settings |= {
                 "listen": {"port": 0},
+                "admin": {"port": None},
                 "routing": {"policy": policy},
                 "index": {"max_blocks": 8_000_000},
             }
