@@ -100,7 +100,8 @@ class Upstream(Strict):
     request_timeout: Duration = Field(default=3600.0, gt=0)
     """Longest time of a request as a whole, all attempts together."""
     max_attempts: int = Field(default=3, ge=1, le=16)
-    """Workers tried for one request, the first included. None is tried after the response's first byte."""
+    """Workers that may receive one request, the first included; one that could not be reached does not count. None is
+    tried after the response's first byte."""
     cooldown: Duration = Field(default=1.0, gt=0)
     """How long a worker is left out after it refused a connection; doubles with each further refusal."""
     cooldown_max: Duration = Field(default=30.0, gt=0)

@@ -50,7 +50,8 @@ class WorkerSettings(Strict):
     """Bearer key that the worker wants, for the gateway's own requests and for those of clients. Write it as
     `${NAME}`."""
     forward_client_key: bool = False
-    """Let the client's own key (`Authorization`, `x-api-key`) reach the worker, where `api_key` is not set."""
+    """Let the client's own credentials (`Authorization`, `x-api-key`, `api-key`, `Cookie`) reach the worker, where
+    `api_key` is not set."""
     weight: float = Field(default=1.0, gt=0, le=1000)
     """Its share of the work beside the others': 2 is twice as much as 1."""
     block_size: int = Field(default=16, ge=1, le=1024)
