@@ -254,9 +254,9 @@ def _proxies(
         'proxy_http_version 1.1; proxy_set_header Connection ""; } }'
     )
     urls = ", ".join(f"{{url: 'http://127.0.0.1:{port}', name: w{port}}}" for port in workers)
-    common = f"workers: [{urls}]\nlog: {{level: warning}}\nlimits: {{drain_timeout: 0s}}\n"
-    plain = f"admin: {{port: null}}\nlisten: {{port: {ports[1]}}}\nrouting: {{policy: round_robin}}\n{common}"
-    cost = f"admin: {{port: null}}\nlisten: {{port: {ports[2]}}}\nmodels: [{{name: {MODEL}, tokenizer: embedded}}]\n{common}"
+    common = f"admin: {{port: null}}\nworkers: [{urls}]\nlog: {{level: warning}}\nlimits: {{drain_timeout: 0s}}\n"
+    plain = f"listen: {{port: {ports[1]}}}\nrouting: {{policy: round_robin}}\n{common}"
+    cost = f"listen: {{port: {ports[2]}}}\nmodels: [{{name: {MODEL}, tokenizer: embedded}}]\n{common}"
     return {
         NGINX: stack.enter_context(nginx(prefix + NGINX, config, ports[0], folder, core=core)),
         PLAIN: stack.enter_context(gateway(prefix + PLAIN, plain, ports[1], folder, core=core)),
