@@ -239,7 +239,7 @@ async def check_row(dialect: Dialect, row: Row, n: int, *, streams: bool, full: 
         if not end.cut:
             assert response.fields.get("x-worker", "w0") == ("w1" if len(end.faults) > 1 else "w0")
         await eventually(lambda: not on.program.pipeline.live)
-        records = [record for record in on.program.recent.newest(5) if record.kind != "models"]
+        records = [record for record in on.program.recent.newest(5) if record.method == b"POST"]
         assert len(records) == 1
         check_books(on, end, records[0])
 
@@ -264,13 +264,17 @@ def check_answer(dialect: Dialect, end: End, response: Response, *, streams: boo
         assert not errors
         return
     assert full.startswith(text), "no byte twice, none that is not the answer's"
-    assert errors == [events[-1]], "one error event, at the end"
-    assert dialect.terminal not in response.body
-    assert _DONE not in response.body
     if end.ours:
+        assert errors == [events[-1]], "one error event, at the end"
+        assert dialect.terminal not in response.body
+        assert _DONE not in response.body
         check_error(dialect, *events[-1], f"The answer broke off: {end.error}.")
     else:
+        told = [event for event in events if event != ("", None)]
+        n_errors = 2 if dialect.name == "responses" else 1  # `error` and `response.failed`
+        assert errors == told[-n_errors:], "the worker's own, and at most [DONE] behind it"
         assert dialect.failure in response.body
+        assert (_DONE in response.body) == (dialect.name in ("chat", "completion")), "as the worker ends it"
 
 
 def check_books(on: Stage, end: End, record: RequestRecord) -> None:
@@ -302,3 +306,43 @@ async def test_the_matrix(dialect: Dialect, row: Row) -> None:
                 rows.create_task(
                     check_row(dialect, row, n, streams=streams, full=full), name=f"{n} workers, stream {streams}"
                 )
+
+
+MID_STREAM: Final = [row for row in ROWS if row.fault in ("reset-mid", "truncate", "malformed-sse")]
+
+
+@pytest.mark.parametrize("row", MID_STREAM, ids=lambda row: row.fault)
+async def test_the_official_clients_raise_their_own_errors(row: Row) -> None:
+    async with stage(1, row) as on:
+        first = on.workers[0]
+        async with openai.AsyncOpenAI(base_url=on.url + "/v1", api_key="k", max_retries=0) as client:
+            messages: Any = [{"role": "user", "content": "Hello"}]
+            chat = await client.chat.completions.create(
+                model="simulated", messages=messages, max_tokens=6, stream=True, stream_options={"include_usage": True}
+            )
+            with pytest.raises(openai.APIError, match="broke off"):
+                [chunk async for chunk in chat]
+            first.arm(row.fault)
+            answer = await client.responses.create(model="simulated", input="Hello", max_output_tokens=32, stream=True)
+            with pytest.raises(openai.APIError, match="broke off"):
+                [event async for event in answer]
+        async with anthropic.AsyncAnthropic(base_url=on.url, api_key="k", max_retries=0) as client:
+            first.arm(row.fault)
+            message = await client.messages.create(model="simulated", messages=messages, max_tokens=6, stream=True)
+            with pytest.raises(anthropic.APIError, match="broke off"):
+                [event async for event in message]
+        await eventually(lambda: not on.program.pipeline.live)
+        assert [record.outcome for record in on.program.recent.newest(5)] == [Outcome.CUT] * 3
+
+
+async def test_the_official_clients_are_told_that_no_worker_answers() -> None:
+    async with stage(1, ROWS[0]) as on:
+        messages: Any = [{"role": "user", "content": "Hello"}]
+        async with openai.AsyncOpenAI(base_url=on.url + "/v1", api_key="k", max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError) as told:
+                await client.chat.completions.create(model="simulated", messages=messages, stream=True)
+            assert told.value.status_code == 502
+        async with anthropic.AsyncAnthropic(base_url=on.url, api_key="k", max_retries=0) as client:
+            with pytest.raises(anthropic.InternalServerError) as failed_too:
+                await client.messages.create(model="simulated", messages=messages, max_tokens=6)
+            assert failed_too.value.status_code == 502
