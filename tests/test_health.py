@@ -269,10 +269,10 @@ async def test_all_requests_of_a_worker_that_hangs_go_elsewhere() -> None:
 
 
 async def test_a_worker_that_is_merely_busy_is_not_taken_for_hung(caplog: pytest.LogCaptureFixture) -> None:
-    busy = EngineConfig(timing=LinearPrefill(tokens_per_s=500), speed=1.0)
+    busy = EngineConfig(timing=LinearPrefill(tokens_per_s=1200), speed=1.0)
     async with simulated_fleet(1, HUNG, engine=busy, tokenizer=True) as (program, gateway, _):
-        words = " ".join(f"item {i} of many" for i in range(250))
-        assert (await ask(gateway, chat(words[:700], streams=True))).status == 200  # from it the rate is known
+        words = " ".join(f"item {i} of many" for i in range(420))
+        assert (await ask(gateway, chat(words[:4000], streams=True))).status == 200  # from it the rate is known
         async with asyncio.TaskGroup() as tasks:
             answers = [tasks.create_task(ask(gateway, chat(f"{i} {words}", streams=True))) for i in range(2)]
         for answer in answers:
@@ -448,7 +448,7 @@ async def test_while_it_drains_it_lives_is_not_ready_and_finishes_its_streams() 
                 closing = asyncio.create_task(stack.aclose())
                 await eventually(lambda: program.stopping)
                 assert await probes(http, program) == (200, 503)
-                with pytest.raises(OSError, match=""):
+                with pytest.raises(ConnectionRefusedError):
                     await ask(gateway)
                 finish.set()
                 rest = await client.rest()
