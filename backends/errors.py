@@ -31,6 +31,11 @@ class UpstreamFault(StrEnum):
         return self in _FREE
 
     @property
+    def gone(self) -> bool:
+        """True where the worker seems to have gone away, or not to have come yet."""
+        return self in _GONE
+
+    @property
     def status(self) -> int:
         """The status a client is told when no other worker is left."""
         timeouts = (
@@ -44,4 +49,5 @@ class UpstreamFault(StrEnum):
 
 
 _UNREACHED: Final = frozenset({UpstreamFault.REFUSED, UpstreamFault.CONNECT_TIMEOUT})
-_FREE: Final = _UNREACHED | {UpstreamFault.RESET}
+_GONE: Final = _UNREACHED | {UpstreamFault.RESET}
+_FREE: Final = _GONE | {UpstreamFault.HUNG}

@@ -145,8 +145,10 @@ class FleetState:
 
     def candidates(self, workers: Sequence[Worker], tried: Sequence[Worker], now: float) -> Sequence[Worker]:
         """Those of `workers` that may be tried now; empty where none has room or all drain."""
-        left = [worker for worker in workers if worker not in tried] if tried else workers
-        return left if not self._impaired else self._well(left, now)
+        if tried:
+            known = set(tried)
+            workers = [worker for worker in workers if worker not in known]
+        return workers if not self._impaired else self._well(workers, now)
 
     def _well(self, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
         taking = [worker for worker in workers if not worker.draining and worker.has_room()]
@@ -161,8 +163,11 @@ class FleetState:
         )
 
     def look_after(self, worker: Worker) -> None:
-        """Something about it has changed that may leave it out: look from now on at every choice."""
-        self._impaired.add(worker)
+        """Something about it has changed that may leave it out: look from now on at every choice. Nothing for one that
+        has left.
+        """
+        if self._by_id.get(worker.id) is worker:
+            self._impaired.add(worker)
 
     def sweep(self, now: float) -> list[Worker]:
         """Stop looking after those that are well again; returns who is back from an ejection. Call it often."""
@@ -236,10 +241,14 @@ class FleetState:
     # -- what tells of its health
 
     def record(self, worker: Worker, outcome: Outcome, now: float) -> bool:
-        """How a request ended; True where the worker has just been ejected for it."""
+        """How a request ended; True where the worker has just been ejected for it. One that has left counts no more:
+        another may have its name.
+        """
         if outcome is Outcome.OK and not worker.failing:
             return False
         worker.failing = outcome is not Outcome.OK
+        if self._by_id.get(worker.id) is not worker:
+            return False
         ejected = self.ejections.record(worker.id, outcome, now)
         if ejected:
             worker.ejections += 1

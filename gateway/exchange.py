@@ -7,6 +7,7 @@ written on as they arrive, of a stream in whole events, so that an error event c
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, Protocol
 
 from backends.errors import UpstreamFault
@@ -36,6 +37,7 @@ _FIRST_SERVER_ERROR: Final = 500
 _OK: Final = 200
 _TAIL_BYTES: Final = 4096
 """Of a body in one piece: where the worker tells its usage."""
+_PLAIN_JSON: Final = re.compile(rb"(?is)(?!.*\r\ncontent-encoding:).*\r\ncontent-type:[ \t]*application/json").match
 
 
 class Pipeline(Protocol):
@@ -65,7 +67,7 @@ class Exchange:
 
     __slots__ = (
         "attempts", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline", "dialect",
-        "finished", "follows", "head", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt",
+        "finished", "follows", "head", "is_object", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt",
         "record", "repeatable", "request_id", "reservation", "retrying", "reused", "salt", "seen_bytes", "session",
         "streaming", "tail", "teaches", "tried", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
@@ -95,6 +97,7 @@ class Exchange:
         self.seen_bytes = 0  # of the answer, when the sweep last looked
         self.watch: StreamWatch | None = None
         self.tail = b""
+        self.is_object = False  # True where the body of the answer must be a JSON object
         self.dialect: Dialect = OPENAI  # until the route is known
         self.call: Call | None = None
         self.session: bytes | None = None  # what keeps it together with others
@@ -122,8 +125,9 @@ class Exchange:
         self.client.watch(timeout)
 
     def send(self, pool: UpstreamPool, request: bytes, *, fresh: bool = False) -> None:
-        """Send `request` to a worker; the answer comes back through the sink methods below."""
-        self.attempts += not fresh  # a second try on the same worker is not another attempt
+        """Send `request` to a worker; the answer comes back through the sink methods below. With `fresh` no idle
+        connection is used.
+        """
         self.pool = pool
         self.client.watch(self.client.server.first_byte_timeout)
         pool.send(request, self, fresh=fresh)
@@ -196,8 +200,12 @@ class Exchange:
             return
         self.record.status = status
         self.progress = True
-        if head.event_stream and status == _OK and self.call is not None and self.call.streams:
-            self.watch = StreamWatch(self.dialect)
+        call = self.call
+        if status == _OK and call is not None and call.generates:
+            if head.event_stream and call.streams:
+                self.watch = StreamWatch(self.dialect)
+            else:
+                self.is_object = _PLAIN_JSON(head.fields) is not None
         framing = self._framing(head, length)
         self.pending = b"HTTP/1.1 %d %b%b\r\nx-request-id: %b%b%b\r\n\r\n" % (
             status, head.reason, head.fields, self.request_id, self._worker_field(), framing,
@@ -207,9 +215,10 @@ class Exchange:
 
     def _framing(self, head: ResponseHead, length: int | None) -> bytes:
         """How the client learns where the body ends."""
-        self.chunked = False
+        self.chunked = self.until_close = False
         framing = b""
-        if head.chunked:
+        # Of a stream that is watched the length is not known: an error event may end it.
+        if head.chunked or self.watch is not None:
             if self.head.http11:
                 self.chunked = True
                 framing = b"\r\ntransfer-encoding: chunked"
@@ -219,9 +228,7 @@ class Exchange:
             framing = b"\r\ncontent-length: %d" % length
         else:
             self.until_close = not head.bodiless
-        if self.until_close:
-            self.keep_alive = False
-        return framing if self.keep_alive else framing + b"\r\nconnection: close"
+        return framing if self.keep_alive and not self.until_close else framing + b"\r\nconnection: close"
 
     def response_data(self, data: bytes) -> None:
         """Write on more of the body."""
@@ -262,8 +269,11 @@ class Exchange:
         """See `ResponseSink`."""
         self.upstream = None
         watch = self.watch
-        if watch is not None and not watch.complete and not watch.failed:
+        if watch is not None and not watch.complete:
             self._end_of_stream(b"", UpstreamFault.TRUNCATED)
+            return
+        if self.is_object and not self.tail.rstrip().endswith(b"}"):
+            self._half_an_object()
             return
         if not self.streaming:
             self._first_byte(b"")  # an answer without a body
@@ -279,20 +289,41 @@ class Exchange:
         self.reused = fault is UpstreamFault.RESET and self.upstream is not None and self.upstream.uses > 1
         self.upstream = None
         if not self.streaming:
-            self.pending = b""
-            self.watch = None
-            self.record.status = 0
             # Only a head has come: it is as good as nothing, since the client has not seen it.
-            self.client.server.pipeline.fault(
-                self, UpstreamFault.RESET if fault is UpstreamFault.TRUNCATED else fault, detail
-            )
-        elif self.watch is not None and not self.watch.off and (self.chunked or self.until_close):
+            self._nothing_came(UpstreamFault.RESET if fault is UpstreamFault.TRUNCATED else fault, detail)
+            return
+        if fault is UpstreamFault.RESET:
+            fault = UpstreamFault.TRUNCATED
+        if self.watch is not None and not self.watch.off:
             self._end_of_stream(b"", fault, detail)
         else:
-            # Part of the answer is out. The missing end of its framing, or a reset where only the end of the
-            # stream would tell, is how the client learns that there is no more.
-            self.cut_short = True
-            self._broken(fault, detail)
+            self._cut(fault, detail)
+
+    def _nothing_came(self, fault: UpstreamFault, detail: str) -> None:
+        """The attempt ends before the client has seen a byte of it."""
+        self.pending = b""
+        self.watch = None
+        self.is_object = False
+        self.tail = b""
+        self.record.status = 0
+        self.client.server.pipeline.fault(self, fault, detail)
+
+    def _cut(self, fault: UpstreamFault, detail: str) -> None:
+        """Part of the answer is out. The missing end of its framing, or a reset where only the end of the stream
+        would tell, is how the client learns that there is no more.
+        """
+        self.cut_short = True
+        self._broken(fault, detail)
+        self._finish()
+
+    def _half_an_object(self) -> None:
+        """A body has come whole as HTTP goes, and is no whole JSON object."""
+        if not self.streaming:
+            self._nothing_came(UpstreamFault.MALFORMED, "an empty body")
+        elif self.chunked or self.until_close:
+            self._cut(UpstreamFault.TRUNCATED, "half a JSON object")
+        else:  # all of it is out, and all that is left is not to take it for an answer
+            self._broken(UpstreamFault.MALFORMED, "half a JSON object")
             self._finish()
 
     def _end_of_stream(self, last: bytes, fault: UpstreamFault, detail: str = "") -> None:
@@ -304,10 +335,7 @@ class Exchange:
             self.response_end()
             return
         if not self.streaming:
-            self.watch = None
-            self.pending = b""
-            self.record.status = 0
-            self.client.server.pipeline.fault(self, fault, detail)
+            self._nothing_came(fault, detail)
             return
         message = f"The answer broke off: {fault.value}."
         self._pass_on(self.dialect.error_event(ApiError(fault.status, message, code="worker_failed")))
@@ -323,6 +351,7 @@ class Exchange:
 
     def _first_byte(self, piece: bytes) -> None:
         self.streaming = True
+        self.keep_alive = self.keep_alive and not self.until_close
         server = self.client.server
         server.pipeline.first_byte(self, piece)
         self.client.watch(server.response_idle_timeout)

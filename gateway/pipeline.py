@@ -216,6 +216,7 @@ class RequestPipeline:
         self._send(exchange, worker, self._targets[worker.id])
 
     def _send(self, exchange: Exchange, worker: Worker, target: Target, *, fresh: bool = False) -> None:
+        exchange.attempts += not fresh  # a second try on the same worker is not another attempt
         head = exchange.head
         request = render_request(
             head,
@@ -227,7 +228,9 @@ class RequestPipeline:
             forwarded=exchange.client.forwarded_fields(head),
             traceparent=None if exchange.record.trace is None else exchange.record.trace.traceparent,
         )
-        exchange.send(target.pool, request, fresh=fresh)
+        # An idle connection may be closed just as it is used, and nobody can tell whether the request was taken: what
+        # must not be repeated takes a connection of its own.
+        exchange.send(target.pool, request, fresh=fresh or not exchange.repeatable)
 
     # 4. The worker answers, or does not
 
@@ -255,7 +258,8 @@ class RequestPipeline:
         """The attempt failed and nothing has reached the client: try another worker where that may be done."""
         worker = exchange.worker
         if worker is None:
-            exchange.refuse(ApiError(fault.status, f"This request was not sent in time: {fault.value}."))
+            message = f"This request was not sent in time: {fault.value}."
+            exchange.refuse(ApiError(fault.status, message, code="request_timeout"))
             return
         if exchange.reused:
             # The worker closed an idle connection just as it was used: that says nothing about the worker.
@@ -289,10 +293,11 @@ class RequestPipeline:
         if call is None or fault is UpstreamFault.REQUEST_TIMEOUT or not (fault.unreached or exchange.repeatable):
             return False
         exchange.attempts -= fault.unreached  # nobody has received it
-        tried = [*exchange.tried, exchange.worker]
-        if exchange.attempts >= self.rules.max_attempts or all(
-            worker in tried or worker.draining for worker in workers_for(self.fleet, call)
-        ):
+        if exchange.attempts >= self.rules.max_attempts:
+            return False
+        tried = {exchange.worker, *exchange.tried}
+        others = [worker for worker in workers_for(self.fleet, call) if worker not in tried and not worker.draining]
+        if not others or not (fault.unreached or any(worker.has_room() for worker in others)):
             return False
         if fault.free or exchange.retrying is not None:
             return True
@@ -303,7 +308,9 @@ class RequestPipeline:
 
     def _blame(self, worker: Worker, fault: UpstreamFault, detail: str, now: float) -> None:
         """What the fault says about the worker."""
-        if fault.free and self.fleet.rest(worker, now):
+        if self.fleet.find(worker.id) is not worker:
+            return  # it has left, and another one may have its name
+        if fault.gone and self.fleet.rest(worker, now):
             log.warning("worker %s: %s (%s)", worker.id, fault.value, detail)
             if not worker.publishes_events:
                 self._index.clear(worker.id)  # an engine that went away has lost its cache

@@ -79,8 +79,8 @@ class StreamWatch:
 
     @property
     def complete(self) -> bool:
-        """May the stream end here? True as well where that cannot be known."""
-        return (self.ended and not self._held) or self.off
+        """May the stream end here, well or with the worker's own error? True as well where that cannot be known."""
+        return self.ended or self.failed or self.off
 
     def usage(self) -> Usage:
         """The tokens that the worker reported."""
@@ -92,15 +92,21 @@ class StreamWatch:
         return (self._dialect.usage(self._first_usage) or NO_USAGE).updated(usage)
 
     def _look(self, data: bytes) -> bytes:
-        """Look at each event by itself; the part of `data` that is whole and well."""
+        """Look at each event by itself; the part of `data` that is whole and well. What comes behind the end is not
+        looked at: it can no longer do harm.
+        """
+        if self.ended:
+            return data
         start = 0
         for boundary in _BOUNDARY.finditer(data):
             kind = self._kind(data[start : boundary.start()])
             if kind is _Event.MALFORMED:
                 self.malformed = True
                 return data[:start]
-            self.ended = self.ended or kind is _Event.END
             self.failed = self.failed or kind is _Event.ERROR
+            if kind is _Event.END:
+                self.ended = True
+                return data
             start = boundary.end()
         rest = data[start:]
         if len(rest) > MOST_HELD:
