@@ -162,7 +162,8 @@ class FleetState:
 
     def look_after(self, worker: Worker) -> None:
         """Something about it has changed that may leave it out: look from now on at every choice."""
-        self._impaired.add(worker)
+        if self.find(worker.id) is worker:  # one that has left would stay, since it drains for ever
+            self._impaired.add(worker)
 
     def sweep(self, now: float) -> list[Worker]:
         """Stop looking after those that are well again; returns who is back from an ejection. Call it often."""
@@ -237,7 +238,7 @@ class FleetState:
 
     def record(self, worker: Worker, outcome: Outcome, now: float) -> bool:
         """How a request ended; True where the worker has just been ejected for it."""
-        ejected = self.ejections.record(worker.id, outcome, now)
+        ejected = self.find(worker.id) is worker and self.ejections.record(worker.id, outcome, now)
         if ejected:
             worker.ejections += 1
             self.look_after(worker)
@@ -245,6 +246,8 @@ class FleetState:
 
     def eject_hung(self, worker: Worker, now: float) -> bool:
         """It makes no progress: eject it. False where it is out already, or as many as may be are."""
+        if self.find(worker.id) is not worker:
+            return False
         worker.hung = True
         self.look_after(worker)
         ejected = self.ejections.force(worker.id, now)
@@ -253,6 +256,8 @@ class FleetState:
 
     def rest(self, worker: Worker, now: float) -> bool:
         """It could not be reached: leave it alone for a while. True where this is news."""
+        if self.find(worker.id) is not worker:
+            return False  # it has left, and another one may have its name
         news = worker.failures == 0
         pause = min(self._cooldown * 2.0**worker.failures, self._cooldown_max)
         if worker.resting_until <= now:  # of many requests that fail at once, the first one counts
