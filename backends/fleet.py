@@ -74,7 +74,7 @@ class Fleet:
         self._index = index
         self._loop = loop
         self._rate = FleetRate()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self.leaving: set[asyncio.Task[None]] = set()
         self._closed = False
         self._apply_settings()
 
@@ -154,8 +154,8 @@ class Fleet:
         """
         member = self._take_out(worker)
         task: asyncio.Task[None] = self._loop.create_task(self._see_out(member, grace), name=f"worker {worker} leaves")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self.leaving.add(task)
+        task.add_done_callback(self.leaving.discard)
         return task
 
     async def _see_out(self, member: Member, grace: float) -> None:
@@ -387,7 +387,7 @@ class Fleet:
         members = list(self.members.values())
         self.members.clear()
         ends = [self._loop.create_task(_end(member)) for member in members]
-        if waiting := [*self._leaving, *ends]:
+        if waiting := [*self.leaving, *ends]:
             await asyncio.wait(waiting, timeout=2 * _END_SECONDS)
 
     def _run(self, member: Member, coroutine: Coroutine[object, object, None], what: str) -> None:
