@@ -7,11 +7,12 @@ import contextlib
 import logging
 from typing import Final
 
-from aiohttp import web, web_app
+from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web_protocol import RequestHandler
 from prometheus_client import CollectorRegistry
 
+from backends.aiohttp_memory import forget_handlers
 from gateway.admin.answers import admission, answer, errors
 from gateway.admin.control import FleetControl
 from gateway.admin.masked import masked
@@ -85,11 +86,7 @@ class AdminServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
-        # aiohttp remembers the handlers of up to 1,024 routes for as long as the process lives, and through them the
-        # whole program would never be freed.
-        forget = getattr(getattr(web_app, "_build_middlewares", None), "cache_clear", None)
-        if forget is not None:
-            forget()
+        forget_handlers()
 
     def _application(self, loop: asyncio.AbstractEventLoop) -> web.Application:
         application = web.Application(

@@ -327,6 +327,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a worker that is killed has its say
     text = ModelText.load(MODEL, EMBEDDED_TOKENIZER)
     report = uvloop.run(chaos(text, events=args.events, clients=args.clients, pause=args.pause, seed=args.seed))
     told = report.told
