@@ -20,7 +20,7 @@ from gateway.program import Program
 from tests.gateway_fixtures import eventually, model_text
 
 CHAT = {"model": "simulated", "messages": [{"role": "user", "content": "Who reads this?"}], "max_tokens": 4}
-TOKEN = "first-token-of-the-operator"  # noqa: S105 - of a gateway that lives as long as a test
+TOKEN = "first-token-of-the-operator"
 
 
 @dataclass
@@ -83,9 +83,7 @@ class Running:
     async def admin(self, method: str, path: str, *, token: str = TOKEN, **options: Any) -> tuple[int, Any]:
         """Ask the control plane."""
         url = f"http://127.0.0.1:{self.program.admin_port}{path}"
-        async with self.http.request(
-            method, url, headers={"authorization": f"Bearer {token}"}, **options
-        ) as response:
+        async with self.http.request(method, url, headers={"authorization": f"Bearer {token}"}, **options) as response:
             return response.status, await response.json()
 
     def said(self, text: str) -> int:

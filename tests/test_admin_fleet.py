@@ -27,7 +27,7 @@ MODELS = "[{name: simulated, tokenizer: embedded}]"
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, lines: list[str]) -> AsyncIterator[Running]:  # noqa: F811 - the fixture
+async def gateway(tmp_path: Path, lines: list[str]) -> AsyncIterator[Running]:
     async with from_file(tmp_path, lines, speed=2.0, models=MODELS) as gateway:
         yield gateway
 
@@ -144,10 +144,12 @@ async def test_a_worker_of_the_same_name_has_nothing_to_do_with_the_one_before(g
 
 async def test_a_request_is_explained(gateway: Running) -> None:
     story = {**CHAT, "messages": [{"role": "user", "content": "So it was told. " * 60}]}
-    for _ in range(2):
-        async with gateway.http.post(f"{gateway.url}/v1/chat/completions", json=story) as response:
-            await response.read()
-            request_id, worker = response.headers["x-request-id"], response.headers["x-worker"]
+    url = f"{gateway.url}/v1/chat/completions"
+    async with gateway.http.post(url, json=story) as response:
+        await response.read()
+    async with gateway.http.post(url, json=story) as response:
+        await response.read()
+    request_id, worker = response.headers["x-request-id"], response.headers["x-worker"]
     status, listed = await gateway.admin("GET", "/admin/requests", params={"worker": worker, "outcome": "ok"})
     assert status == 200
     assert listed["data"][0]["id"] == request_id
@@ -170,7 +172,7 @@ async def test_a_request_is_explained(gateway: Running) -> None:
 # --- configuration, readiness ------------------------------------------------------------------------------
 
 
-async def test_the_configuration_is_shown_without_secrets(tmp_path: Path, lines: list[str]) -> None:  # noqa: F811
+async def test_the_configuration_is_shown_without_secrets(tmp_path: Path, lines: list[str]) -> None:
     async with from_file(tmp_path, lines, used=1, telemetry="{headers: {x-key: a-secret-of-ours}}") as gateway:
         gateway.settings.workers.append("name: w9, url: 'http://127.0.0.1:9', api_key: a-secret-key")
         await gateway.change()
@@ -182,7 +184,7 @@ async def test_the_configuration_is_shown_without_secrets(tmp_path: Path, lines:
         assert TOKEN not in text
 
 
-async def test_ready_from_start_to_end(tmp_path: Path, lines: list[str]) -> None:  # noqa: F811
+async def test_ready_from_start_to_end(tmp_path: Path, lines: list[str]) -> None:
     async with from_file(tmp_path, lines, used=1, limits="{drain_timeout: 5s}") as gateway:
         assert await gateway.admin("GET", "/readyz") == (200, {"status": "ready"})
         await gateway.admin("POST", "/admin/workers/w0/drain")
@@ -270,7 +272,7 @@ async def test_metrics_after_real_traffic(gateway: Running) -> None:
 
 async def test_a_trace_goes_on_to_the_worker_and_its_span_to_a_collector(
     tmp_path: Path,
-    lines: list[str],  # noqa: F811 - the fixture
+    lines: list[str],
 ) -> None:
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     async with (

@@ -19,6 +19,7 @@ import pytest
 from backends.tls import TlsError
 from cache.tokenizer import TokenizerError
 from gateway.config import ConfigError
+from gateway.program import Program
 from gateway.telemetry.access_log import AccessLog
 from policies.routing import Needs
 from policies.types import WorkerId
@@ -35,7 +36,7 @@ LOOKS = 0.3
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, lines: list[str]) -> AsyncIterator[Running]:  # noqa: F811 - the fixture
+async def gateway(tmp_path: Path, lines: list[str]) -> AsyncIterator[Running]:
     async with from_file(tmp_path, lines) as gateway:
         yield gateway
 
@@ -91,15 +92,20 @@ async def test_workers_come_go_weigh_and_move(gateway: Running) -> None:
         program.state.check_integrity()
 
 
+def needs(program: Program) -> Needs:
+    """What the policy in force asks for."""
+    return program.pipeline.placement.needs
+
+
 async def test_the_way_of_a_request_follows_the_file(gateway: Running) -> None:
     program = gateway.program
     async with under_load(gateway) as workers:
         await gateway.change(models="[{name: simulated, tokenizer: embedded}]")
         reader = program.readers.configured("simulated")
         assert reader is not None
-        assert program.pipeline.placement.needs is Needs.PREFIXES
+        assert needs(program) is Needs.PREFIXES
         await gateway.change(routing="{policy: round_robin, aliases: {nick: simulated}}")
-        assert program.pipeline.placement.needs is Needs.NOTHING
+        assert needs(program) is Needs.NOTHING
         assert program.readers.configured("simulated") is reader
         await gateway.chat(model="nick")
         await eventually(lambda: set(workers[-20:]) == {"w0", "w1"})
@@ -124,7 +130,7 @@ async def test_limits_and_timeouts_follow_the_file(gateway: Running) -> None:
     await gateway.change(
         limits="{body_bytes: 8KB, head_bytes: 4KB, drain_timeout: 1s}",
         tokens="{inline_chars: 1000}",
-        upstream="{first_byte_timeout: 7s, idle_timeout: 8s, request_timeout: 9s, connect_timeout: 3s, max_attempts: 2}",
+        upstream="{first_byte_timeout: 7s, idle_timeout: 8s, request_timeout: 9s, max_attempts: 2}",
         health="{probe: {interval: 100ms, unhealthy_after: 9}, breaker: {max_requests: 5}}",
     )
     long = {**CHAT, "user": "x" * 9000}
@@ -203,7 +209,7 @@ async def test_a_worker_of_the_operators_survives(gateway: Running) -> None:
 # --- while requests are under way --------------------------------------------------------------------------
 
 
-async def test_a_request_keeps_the_worker_that_leaves(tmp_path: Path, lines: list[str]) -> None:  # noqa: F811
+async def test_a_request_keeps_the_worker_that_leaves(tmp_path: Path, lines: list[str]) -> None:
     async with from_file(tmp_path, lines, used=1, speed=2.0, discovery="{drain: 20s}") as gateway:
         body = {**CHAT, "stream": True, "max_tokens": 100, "ignore_eos": True}
         async with gateway.http.post(f"{gateway.url}/v1/chat/completions", json=body) as response:
@@ -275,8 +281,8 @@ async def test_a_bad_file_changes_nothing_and_is_told_once(gateway: Running, tmp
         assert (program.readers, program.pipeline.placement, program.pipeline.rules) == (readers, placement, rules)
         assert [member.worker.weight for member in members.values()] == [1.0, 1.0]
         assert program.readers.configured("other") is None
+        assert program.reloader is not None
         with pytest.raises((ConfigError, TlsError, TokenizerError)):
-            assert program.reloader is not None
             await program.reloader.reload()
         assert (await gateway.admin("POST", "/admin/reload"))[0] == 422
         gateway.settings.sections = sections
@@ -295,7 +301,7 @@ async def test_a_file_that_is_away_for_a_moment_is_nothing_to_tell(gateway: Runn
     await gateway.chat()
 
 
-async def test_a_touched_file_is_not_taken_up_and_a_switched_link_is(tmp_path: Path, lines: list[str]) -> None:  # noqa: F811
+async def test_a_touched_file_is_not_taken_up_and_a_switched_link_is(tmp_path: Path, lines: list[str]) -> None:
     async with from_file(tmp_path, lines) as gateway:
         for name in ("one", "two"):
             (tmp_path / name).mkdir()
@@ -316,7 +322,7 @@ async def test_a_touched_file_is_not_taken_up_and_a_switched_link_is(tmp_path: P
 # --- certificates ------------------------------------------------------------------------------------------
 
 
-async def test_a_renewed_certificate_is_shown_to_new_clients(tmp_path: Path, lines: list[str]) -> None:  # noqa: F811
+async def test_a_renewed_certificate_is_shown_to_new_clients(tmp_path: Path, lines: list[str]) -> None:
     authority = Authority(tmp_path / "authority")
     pair, fresh = authority.issue("first"), authority.issue("second")
     listen = f"{{port: 0, tls: {{certificate: '{pair.certificate}', key: '{pair.key}'}}}}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 from collections import Counter
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -34,7 +34,7 @@ def census() -> dict[str, int]:
         "programs": kinds[Program],
         "members": kinds[Member],
         "tasks": len(asyncio.all_tasks()),
-        "files": len(os.listdir("/proc/self/fd")),
+        "files": sum(1 for _ in Path("/proc/self/fd").iterdir()),
     }
 
 

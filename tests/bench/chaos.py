@@ -44,7 +44,7 @@ N_WORKERS: Final = 8
 _LEAST_WELL: Final = 4
 """Workers that are never touched at a time: what is told of is failures, not a fleet that is gone."""
 _MOST: Final = 10
-_TOKEN: Final = "chaos"  # noqa: S105 - of a gateway that lives as long as this
+_TOKEN: Final = "chaos"
 _COUNTED: Final = (Exchange, Member, Worker, UpstreamConnection, KvSubscriber)
 _CONFIG: Final = """
 listen: {port: 0}
@@ -248,7 +248,7 @@ def census() -> dict[str, int]:
     kinds = Counter(type(each) for each in gc.get_objects())
     return {kind.__name__: kinds[kind] for kind in _COUNTED} | {
         "tasks": len(asyncio.all_tasks()),
-        "open files": len(os.listdir("/proc/self/fd")),
+        "open files": sum(1 for _ in Path("/proc/self/fd").iterdir()),
     }
 
 
@@ -290,19 +290,18 @@ async def _round(
             report.told = many.told
             await many.learn(fleet.urls[0])
             asking = asyncio.create_task(many.run(clients))
-            if events:
-                event_maker = Chaos(program, fleet, seed=seed, pause=pause)
-                report.events = event_maker.events
-                async for _ in event_maker.run(events):
-                    report.rss_mb.append(rss_mb())
+            event_maker = Chaos(program, fleet, seed=seed, pause=pause)
+            report.events = event_maker.events
+            async for _ in event_maker.run(events):
+                report.rss_mb.append(rss_mb())
             await asyncio.sleep(0.3)
             many.asking = False
             await asking
             report.seconds = round(time.perf_counter() - started, 1)
             report.left_over += await settled(program)
             report.left_over += integrity(program)
+            report.left_over += event_maker.faults
             if events:
-                report.left_over += event_maker.faults
                 await asyncio.sleep(program.config.index.prediction_ttl + 0.5)
                 report.left_over += overclaims(program, fleet)
                 for kind, count in census().items():
