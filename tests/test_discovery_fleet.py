@@ -62,11 +62,7 @@ async def test_workers_are_found_go_and_come_under_traffic() -> None:
             await eventually(lambda: all(worker.models for worker in program.state.workers))
             async with http.get(f"http://127.0.0.1:{program.admin_port}/readyz") as response:
                 assert response.status == 200
-            await eventually(
-                lambda: all(
-                    feed.state is FeedState.LIVE for each in program.fleet.members.values() for feed in each.feeds
-                )
-            )
+            assert all(each.feeds for each in program.fleet.members.values())
             stream = await chat(http, url, stream=True, max_tokens=150, ignore_eos=True)
             first = await stream.content.readany()
             home = next(worker for worker in program.state.workers if worker.id == stream.headers["x-worker"])
@@ -89,6 +85,8 @@ async def test_workers_are_found_go_and_come_under_traffic() -> None:
                 assert answer.status == 200
                 await answer.read()
             assert new.served + new.active > 0
+            feeds = [feed for each in program.fleet.members.values() for feed in each.feeds]
+            await eventually(lambda: any(feed.state is FeedState.LIVE for feed in feeds))
             server.silent = True  # while nobody answers, those that are known stay
             asked = len(server.questions)
             await eventually(lambda: len(server.questions) > asked)
