@@ -32,6 +32,8 @@ from policies.types import WorkerId
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN: Final = 0.05
+_END_SECONDS: Final = 5.0
+"""For what was cancelled to end. It takes no time; but nothing waits for ever."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +74,8 @@ class Fleet:
         self._index = index
         self._loop = loop
         self._rate = FleetRate()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self.leaving: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._apply_settings()
 
     # -- who there is
@@ -81,11 +84,13 @@ class Fleet:
         """A worker joins and is probed from now on.
 
         Raises:
-            ValueError: Its name is taken.
+            ValueError: Its name is taken, or the fleet is closed.
             TlsError: Its certificates cannot be used.
         """
         if spec.id in self.members:
             raise ValueError(f"there is a worker {spec.id} already")
+        if self._closed:
+            raise ValueError("the gateway is stopping")
         settings = self.settings
         tls = None if spec.tls is None else UpstreamTls(spec.tls)
         worker = Worker(
@@ -141,12 +146,22 @@ class Fleet:
         state.draining = False
         state.ramp_from = self._loop.time()
 
-    async def remove(self, worker: WorkerId, grace: float) -> None:
-        """It leaves: nothing new goes there, and what it has is cut off after `grace` seconds. Raises KeyError."""
+    def remove(self, worker: WorkerId, grace: float) -> asyncio.Task[None]:
+        """It leaves: nothing new goes there from now on, and what it has is cut off after `grace` seconds.
+
+        The task that is returned ends when it has gone. Nobody has to wait for it, and nobody is to cancel it. Raises
+        KeyError.
+        """
         member = self._take_out(worker)
+        task: asyncio.Task[None] = self._loop.create_task(self._see_out(member, grace), name=f"worker {worker} leaves")
+        self.leaving.add(task)
+        task.add_done_callback(self.leaving.discard)
+        return task
+
+    async def _see_out(self, member: Member, grace: float) -> None:
         deadline = self._loop.time() + grace
         try:
-            while member.worker.active and self._loop.time() < deadline:  # noqa: ASYNC110 - it is rare
+            while member.worker.active and self._loop.time() < deadline and not self._closed:  # noqa: ASYNC110 - rare
                 await asyncio.sleep(_LOOK_AGAIN)
         finally:
             self.cut(member.worker)
@@ -177,7 +192,7 @@ class Fleet:
                 member.worker.weigh(spec.weight)
                 continue
             log.info("worker %s leaves (%s)", member.spec.id, source)
-            self._leave(self.remove(member.spec.id, grace))
+            self.remove(member.spec.id, grace)
             if spec is not None:
                 wanted[spec.id] = spec
         for spec in wanted.values():
@@ -187,11 +202,6 @@ class Fleet:
                 log.warning("worker %s of %s does not join: %s", spec.id, source, error)
             else:
                 log.info("worker %s joins (%s)", spec.id, source)
-
-    def _leave(self, removal: Coroutine[object, object, None]) -> None:
-        task: asyncio.Task[None] = self._loop.create_task(_begun(removal), name="worker leaves")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
 
     def configure(self, settings: FleetSettings) -> None:
         """Take up other settings, at workers that are there already too."""
@@ -372,14 +382,13 @@ class Fleet:
         )
 
     async def close(self) -> None:
-        """End everything, at once."""
-        members, self.members = list(self.members.values()), {}
-        leaving = list(self._leaving)
-        for task in leaving:
-            task.cancel()
-        await asyncio.gather(*leaving, return_exceptions=True)
-        for member in members:
-            await _end(member)
+        """End everything, at once; nobody joins any more."""
+        self._closed = True
+        members = list(self.members.values())
+        self.members.clear()
+        ends = [self._loop.create_task(_end(member)) for member in members]
+        if waiting := [*self.leaving, *ends]:
+            await asyncio.wait(waiting, timeout=2 * _END_SECONDS)
 
     def _run(self, member: Member, coroutine: Coroutine[object, object, None], what: str) -> None:
         task: asyncio.Task[None] = self._loop.create_task(coroutine, name=f"{what} of worker {member.spec.id}")
@@ -396,16 +405,15 @@ def take_up(tls: TlsFiles) -> None:
         log.error("TLS: changed files cannot be used, the old ones stay in force: %s", error)  # noqa: TRY400 - the message is all
 
 
-async def _begun(removal: Coroutine[object, object, None]) -> None:
-    await removal
-
-
 async def _end(member: Member) -> None:
     tasks = list(member.tasks)
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
     await member.pool.close()
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=_END_SECONDS)
+        for task in left:
+            log.error("%s does not end", task.get_name())
 
 
 def _ended(member: Member) -> Callable[[asyncio.Task[None]], None]:

@@ -257,6 +257,8 @@ class FleetState:
 
     def eject_hung(self, worker: Worker, now: float) -> bool:
         """It makes no progress: eject it. False where it is out already, or as many as may be are."""
+        if self.find(worker.id) is not worker:
+            return False
         worker.hung = True
         self.look_after(worker)
         ejected = self.ejections.force(worker.id, now)
@@ -265,6 +267,8 @@ class FleetState:
 
     def rest(self, worker: Worker, now: float) -> bool:
         """It could not be reached: leave it alone for a while. True where this is news."""
+        if self.find(worker.id) is not worker:
+            return False  # it has left, and another one may have its name
         news = worker.failures == 0
         pause = min(self._cooldown * 2.0**worker.failures, self._cooldown_max)
         if worker.resting_until <= now:  # of many requests that fail at once, the first one counts

@@ -41,6 +41,8 @@ async def _serve_until_signalled(config: Config, file: Path | None) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    # From the first moment on: without a handler the signal ends the process.
+    loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP: there is no configuration file to take up yet")
     async with running(config, file=file) as (program, port):
         if program.reloader is not None:
             loop.add_signal_handler(signal.SIGHUP, program.reloader.at_once)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from backends.discovery.base import Found
 from backends.discovery.dns import DnsDiscovery
 from backends.fleet import Fleet
 from backends.worker_spec import FeedSpec, WorkerSpec
 from gateway.assembly import spec_at
 from gateway.config import DnsDiscovery as DnsSettings
+
+log = logging.getLogger(__name__)
 
 
 async def follow_discovery(settings: DnsSettings, fleet: Fleet, *, grace: float) -> None:
@@ -23,7 +27,10 @@ async def follow_discovery(settings: DnsSettings, fleet: Fleet, *, grace: float)
         nameserver_port=settings.nameserver_port,
     )
     async for found in discovery.watch():
-        fleet.reconcile(source, [_spec(settings, each, source) for each in found], grace=grace)
+        try:
+            fleet.reconcile(source, [_spec(settings, each, source) for each in found], grace=grace)
+        except Exception:  # what is found next may be better
+            log.exception("%s: what was found could not be taken up", source)
 
 
 def _spec(settings: DnsSettings, found: Found, source: str) -> WorkerSpec:

@@ -11,7 +11,7 @@ import gc
 import logging
 import os
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Final
@@ -39,7 +39,7 @@ from gateway.placement import Placement
 from gateway.program_control import ProgramControl, gauges_of
 from gateway.prompts import Reader
 from gateway.reader_table import AutoReader, ReaderTable, make_reader
-from gateway.reload import Reloader
+from gateway.reload import Reloader, StoppingError
 from gateway.request_record import Observer
 from gateway.routes import RouteTable
 from gateway.telemetry.access_log import AccessLog
@@ -56,6 +56,8 @@ from policies.routing import RoutingPolicy
 log = logging.getLogger(__name__)
 
 _FIRST_ROUND_SECONDS: Final = 3.0
+_END_SECONDS: Final = 5.0
+"""For each part to end, beyond the grace that it was given: nothing may keep the program from ending."""
 CONFIGURED: Final = "config"
 
 
@@ -66,6 +68,8 @@ class Program:
         """Raises TokenizerError or TlsError where files cannot be used."""
         self.config = config
         self.loop = asyncio.get_running_loop()
+        self.started = False
+        """Have the workers been asked who they are, and may clients come?"""
         self.stopping = False
         self.reloader: Reloader | None = None
         self._via = b"prefixgate-" + os.urandom(6).hex().encode()
@@ -102,7 +106,8 @@ class Program:
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
         self.recent = RecentRequests(config.admin.requests_kept)
-        self.spans: SpanExport | None = None
+        self.spans = self._exporter(config)
+        self._sending: asyncio.Task[None] | None = None
         self._observe(config)
         self.admin = AdminServer(ProgramControl(self), make_registry(gauges_of(self), self.metrics), self.recent)
         self.watchdog = Watchdog(self.state, self.pipeline)
@@ -122,6 +127,10 @@ class Program:
     async def start(self) -> int:
         """Begin to serve; returns the port. Raises ListenError where one is taken."""
         config = self.config
+        admin = config.admin
+        if admin.port is not None:  # first of all: who asks whether it lives is answered while it starts
+            with listening(admin.host, admin.port, "admin.port"):
+                self.admin_port = await self.admin.start(admin.host, admin.port)
         self.fleet.reconcile(CONFIGURED, self._specs(config), grace=0.0)
         self._discover(config)
         await self.fleet.first_round(_FIRST_ROUND_SECONDS)
@@ -131,10 +140,7 @@ class Program:
             port = await self.server.start(
                 listen.host, listen.port, backlog=listen.backlog, reuse_port=listen.reuse_port, tls=self.tls
             )
-        admin = config.admin
-        if admin.port is not None:
-            with listening(admin.host, admin.port, "admin.port"):
-                self.admin_port = await self.admin.start(admin.host, admin.port)
+        self.started = True
         # What is alive now lives as long as the process; the collector need not look at it again, and what a
         # request leaves behind is freed by reference counts.
         gc.collect()
@@ -145,18 +151,17 @@ class Program:
     async def close(self) -> None:
         """Let requests finish for a while, then end everything."""
         self.stopping = True
-        await self.server.close(self.config.limits.drain_timeout)
-        tasks = [*self._tasks, *self._discoveries]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        drain = self.config.limits.drain_timeout
+        await _within(drain + _END_SECONDS, self.server.close(drain), "the clients' connections")
+        await _within(_END_SECONDS, _cancelled([*self._tasks]), "what runs in the background")
         if self.spans is not None:
-            await self.spans.close()
-        await self.readers.close()
-        await self.remote.close()
-        await self.fleet.close()
-        await self.admin.close()
+            await _within(_END_SECONDS, self.spans.close(), "spans")
+        await _within(_END_SECONDS, self.readers.close(), "the reading of prompts")
+        await _within(_END_SECONDS, self.remote.close(), "tokenizing by workers")
+        await _within(3 * _END_SECONDS, self.fleet.close(), "the workers' connections")
+        await _within(_END_SECONDS, self.admin.close(), "the control plane")
         self._executor.shutdown(wait=False, cancel_futures=True)
+        gc.unfreeze()  # else a program that is no more would never be freed
 
     # -- another configuration
 
@@ -164,7 +169,7 @@ class Program:
         """Put another configuration in place of the one in force; returns the settings that need a restart.
 
         Raises:
-            TokenizerError, TlsError: Nothing was changed.
+            TokenizerError, TlsError, StoppingError: Nothing was changed.
         """
         tokenizers: dict[Model, Tokenizer] = {}
         for model in config.models:
@@ -176,17 +181,25 @@ class Program:
         for spec in specs:
             if spec.tls is not None:
                 UpstreamTls(spec.tls)  # fails here, and not halfway
+        if config.listen.tls is not None and config.listen.tls != self.config.listen.tls:
+            ServerTls(config.listen.tls)  # else the restart that it waits for would fail
+        spans = self.spans if _same_collector(self.config, config) else self._exporter(config)
+        if self.stopping:
+            raise StoppingError("the gateway is stopping")
         restart = _needs_restart(self.config, config)
-        self._put_in_force(config, tokenizers, specs)
+        self._put_in_force(config, tokenizers, specs, spans)
         return restart
 
-    def _put_in_force(self, config: Config, tokenizers: dict[Model, Tokenizer], specs: list[WorkerSpec]) -> None:
+    def _put_in_force(
+        self, config: Config, tokenizers: dict[Model, Tokenizer], specs: list[WorkerSpec], spans: SpanExport | None
+    ) -> None:
         """In one turn of the loop: no request sees half of it."""
         before, self.config = self.config, config
         pipeline, server = self.pipeline, self.server
         if config.routing != before.routing:
             self._policy = assembly.policy(config)
-        if config.routing.sessions != before.routing.sessions:
+        sessions, were = config.routing.sessions, before.routing.sessions
+        if (sessions.max_entries, sessions.ttl) != (were.max_entries, were.ttl):
             self.affinity = AffinityMap(config.routing.sessions.max_entries, config.routing.sessions.ttl)
         pipeline.placement = self._placement(config)
         kept = {
@@ -197,9 +210,15 @@ class Program:
             and (reader := self.readers.configured(model.name)) is not None
         }
         self.readers.configure(self._readers(config, tokenizers, kept))
+        if config.tokens != before.tokens:
+            self.readers.keep(())  # they are made again, with the new limits
         self._tokenizers = tokenizers
         pipeline.rules = assembly.rules(config)
         pipeline.routes = RouteTable(config.routes.passthrough)
+        if spans is not self.spans:
+            if self.spans is not None:
+                self.background(_last_spans(self.spans, self._sending), "the last spans")
+            self.spans, self._sending = spans, None
         self._observe(config)
         server.configure(
             assembly.limits(config),
@@ -213,9 +232,8 @@ class Program:
 
     def _observe(self, config: Config) -> None:
         """Who is told of requests that are over."""
-        if config.telemetry.endpoint is not None and self.spans is None:
-            self.spans = SpanExport(config.telemetry, loop_time=self.loop.time)
-            self.background(self.spans.run(), "spans")
+        if self.spans is not None and self._sending is None:
+            self._sending = self.background(self.spans.run(), "spans")
         sample = config.telemetry.sample
         new_id = random.Random().randbytes  # noqa: S311 - ids are to be unique, not secret
         self.pipeline.trace = None if self.spans is None else lambda given: trace_of(given, new_id, sample)
@@ -228,6 +246,9 @@ class Program:
         if self.spans is not None:
             observers.append(self.spans)
         self.pipeline.observers = tuple(observers)
+
+    def _exporter(self, config: Config) -> SpanExport | None:
+        return None if config.telemetry.endpoint is None else SpanExport(config.telemetry, loop_time=self.loop.time)
 
     def _specs(self, config: Config) -> list[WorkerSpec]:
         return [assembly.worker_spec(worker) for worker in config.workers]
@@ -312,6 +333,35 @@ class Program:
         return ended
 
 
+async def _within(seconds: float, ending: Coroutine[object, object, object], what: str) -> None:
+    """Wait for something to end, but not for ever: what fails or hangs is told, and the rest ends all the same."""
+    task = asyncio.get_running_loop().create_task(ending, name=f"end of {what}")
+    done, _ = await asyncio.wait([task], timeout=seconds)
+    if not done:
+        task.cancel()
+        log.error("%s did not end within %g s", what, seconds)
+    elif not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s did not end as they should", what, exc_info=error)
+
+
+async def _cancelled(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+async def _last_spans(spans: SpanExport, sending: asyncio.Task[None] | None) -> None:
+    """The configuration names another collector, or none: what waits goes where it was meant to go."""
+    if sending is not None:
+        await _cancelled([sending])
+    await spans.close()
+
+
+def _same_collector(before: Config, after: Config) -> bool:
+    return before.telemetry.model_copy(update={"sample": after.telemetry.sample}) == after.telemetry
+
+
 def _needs_restart(before: Config, after: Config) -> list[str]:
     """Settings that have changed and that only a restart takes up: those of sockets and threads."""
     changed = [
@@ -320,7 +370,6 @@ def _needs_restart(before: Config, after: Config) -> list[str]:
             ("listen", ("host", "port", "backlog", "reuse_port", "tls")),
             ("admin", ("host", "port")),
             ("tokens", ("threads",)),
-            ("telemetry", ("endpoint", "headers", "service_name", "queue")),
             ("index", ("max_blocks",)),
         )
         for name in names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from cache.tokenizer import TokenizerError
 from gateway.admin.control import UnknownWorkerError, WorkerConflictError
 from gateway.assembly import worker_spec
 from gateway.config import Config, ConfigError, Problem, Worker
+from gateway.reload import StoppingError
 from gateway.telemetry.gauges import Gauges
 from policies.types import WorkerId
 
@@ -39,6 +41,8 @@ class ProgramControl:
         program = self._program
         if program.stopping:
             return False, "the gateway is stopping"
+        if not program.started:
+            return False, "the gateway is starting"
         if not program.fleet.members:
             return False, "there is no worker"
         if not program.state.usable(program.loop.time()):
@@ -74,7 +78,7 @@ class ProgramControl:
         """See `FleetControl`."""
         self._known(worker)
         log.info("worker %s leaves (%s)", worker, OPERATOR)
-        await self._program.fleet.remove(worker, grace)
+        await asyncio.wait([self._program.fleet.remove(worker, grace)])  # goes on if nobody waits for it any more
 
     def config(self) -> Config:
         """See `FleetControl`."""
@@ -87,7 +91,7 @@ class ProgramControl:
             raise ConfigError("command line", [Problem("", "the gateway was started without a configuration file")])
         try:
             restart = await reloader.reload()
-        except (TokenizerError, TlsError) as error:
+        except (TokenizerError, TlsError, StoppingError) as error:
             raise ConfigError(str(reloader.file), [Problem("", str(error))]) from None
         return "in force" + (f"; only a restart takes up {', '.join(restart)}" if restart else "")
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class StoppingError(Exception):
+    """The program is about to end, and takes up nothing any more."""
+
+
 class Reloader:
     """Watches one file for one program."""
 
@@ -45,7 +49,7 @@ class Reloader:
         """Take the file up; returns the settings that need a restart.
 
         Raises:
-            ConfigError, TokenizerError, TlsError: Nothing was changed.
+            ConfigError, TokenizerError, TlsError, StoppingError: Nothing was changed.
         """
         async with self._lock:
             self._seen = _digest(self.file)
@@ -73,8 +77,10 @@ class Reloader:
                 continue
             try:
                 await self.reload()
-            except (ConfigError, TokenizerError, TlsError) as error:
+            except (ConfigError, TokenizerError, TlsError, StoppingError) as error:
                 log.error("configuration: the old one stays in force: %s", error)  # noqa: TRY400 - the message is all
+            except Exception:  # the next change may be a better one
+                log.exception("configuration: a fault of the gateway's own while %s was taken up", self.file)
 
     async def _is_asked(self) -> bool:
         """Wait for a signal, or for the time to look; True for the one."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from backends.aiohttp_memory import forget_handlers
 from backends.simulated.driver import EngineDriver
 from backends.simulated.engine import EngineConfig, SimulatedEngine
 from backends.simulated.fault_injection import reset_connection
@@ -174,6 +175,7 @@ class SimulatedWorker:
         self._site = None
         self.driver.close()
         await self._runner.cleanup()
+        forget_handlers()
         if self.publisher is not None:
             await self.publisher.close()
 

@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web_protocol import RequestHandler
 from prometheus_client import CollectorRegistry
 
+from backends.aiohttp_memory import forget_handlers
 from gateway.admin.answers import admission, answer, errors
 from gateway.admin.control import FleetControl
 from gateway.admin.masked import masked
@@ -85,6 +86,7 @@ class AdminServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        forget_handlers()
 
     def _application(self, loop: asyncio.AbstractEventLoop) -> web.Application:
         application = web.Application(

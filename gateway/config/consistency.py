@@ -100,8 +100,9 @@ def _models_and_workers(config: Config) -> Iterator[Problem]:
                 near = nearest(name, names)
                 hint = f"did you mean {near}?" if near else f"known: {', '.join(names)}"
                 yield Problem(f"workers[{position}].models[{place}]", f"no model {name} under models; {hint}")
-    if all(worker.models for worker in config.workers):
-        served = {name for worker in config.workers for name in worker.models or ()}
+    named = [*config.workers, *config.discovery.dns]
+    if named and all(each.models for each in named):  # else they tell it themselves, or the operator adds others
+        served = {name for each in named for name in each.models or ()}
         for position, name in enumerate(names):
             if name not in served:
                 yield Problem(f"models[{position}].name", f"no worker serves {name}")
