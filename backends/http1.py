@@ -42,7 +42,7 @@ _TARGET: Final = re.compile(rb"(?i:https?://[^/?#]*)?(/[^?#]*)((?:\?[^#]*)?)").f
 
 
 _EVENT_STREAM: Final = re.compile(rb"\r\n(?i:content-type):[ \t]*(?i:text/event-stream)").search
-_ENCODED: Final = re.compile(rb"\r\n(?i:content-encoding):[ \t]*(?!(?i:identity))").search
+_ENCODED: Final = re.compile(rb"\r\n(?i:content-encoding):[ \t]*+(?!(?i:identity)[ \t]*+\r\n)").search
 _CONTENT_LENGTH: Final = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})[ \t]*\r\n").search
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}").fullmatch
 _REMEMBERED: Final = 512

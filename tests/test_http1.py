@@ -601,3 +601,13 @@ def test_a_connection_field_that_names_thousands_costs_one_pass() -> None:
         sys.setprofile(None)
     assert head.fields == b"\r\nA: 1"
     assert calls < 4 * len(named)
+
+
+@pytest.mark.parametrize(
+    ("coding", "watched"),
+    [(b"identity", True), (b"Identity ", True), (b"gzip", False), (b"identity, gzip", False), (b"identityx", False)],
+)
+def test_an_event_stream_is_one_unless_it_is_compressed(coding: bytes, watched: bool) -> None:
+    fields = b"Content-Type: text/event-stream"
+    assert response(fields, b"Content-Encoding: " + coding).event_stream is watched
+    assert response(fields, b"Content-Encoding:" + coding).event_stream is watched
