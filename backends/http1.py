@@ -35,13 +35,14 @@ _REQUEST_SPLIT: Final = re.compile(
 _RESPONSE_SPLIT: Final = re.compile(rb"\r\n(?i:(" + _HOP_FIELDS + rb")):[ \t]*([^\r]*)").split
 _APART: Final = re.compile(_APART_FIELDS).fullmatch
 _PLAIN_CONNECTION: Final = frozenset((b"keep-alive", b"close", b"Keep-Alive", b"Close", b""))
+_NO_FIELDS: Final = frozenset((b"keep-alive", b"close", b""))
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] [1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?").fullmatch
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}").fullmatch
 _TARGET: Final = re.compile(rb"(?i:https?://[^/?#]*)?(/[^?#]*)((?:\?[^#]*)?)").fullmatch
 
 
 _EVENT_STREAM: Final = re.compile(rb"\r\n(?i:content-type):[ \t]*(?i:text/event-stream)").search
-_ENCODED: Final = re.compile(rb"\r\n(?i:content-encoding):[ \t]*(?!(?i:identity))").search
+_ENCODED: Final = re.compile(rb"\r\n(?i:content-encoding):[ \t]*+(?!(?i:identity)[ \t]*+\r\n)").search
 _CONTENT_LENGTH: Final = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})[ \t]*\r\n").search
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}").fullmatch
 _REMEMBERED: Final = 512
@@ -111,13 +112,10 @@ class ResponseHead:
     fields: bytes
 
 
-def _without_named(fields: bytes, options: bytes) -> bytes:
-    """Take out the fields which a `Connection` field names (RFC 9110 §7.6.1)."""
-    for option in options.split(b","):
-        name = option.strip()
-        if name and name.lower() not in (b"close", b"keep-alive"):
-            fields = re.sub(rb"\r\n(?i:" + re.escape(name) + rb"):[^\r]*", b"", fields)
-    return fields
+def _without_named(fields: bytes, names: set[bytes]) -> bytes:
+    """Take out the fields of these lower-case names. One pass: a head may name as many as it has room for."""
+    lines = fields.split(b"\r\n")
+    return b"\r\n".join([line for line in lines if line.partition(b":")[0].lower() not in names])
 
 
 class HeadReader(Generic[Head]):
@@ -345,14 +343,17 @@ def _is_chunked_request(named: dict[bytes, list[bytes]], *, http11: bool) -> boo
 
 
 def _end_to_end(parts: list[bytes], named: dict[bytes, list[bytes]]) -> bytes:
-    """The fields that go on to the next hop: not those which a `Connection` field names either."""
+    """The fields that go on to the next hop: not those which a `Connection` field names either (RFC 9110 §7.6.1)."""
     fields = b"".join(parts[::3])
+    names: set[bytes] = set()
     for options in named.get(b"connection", ()):
         if options not in _PLAIN_CONNECTION:
-            fields = _without_named(fields, options)
-            for option in options.lower().split(b","):
-                if _APART(option.strip()):
-                    named.pop(option.strip(), None)
+            names.update(option.strip() for option in options.lower().split(b","))
+    names -= _NO_FIELDS
+    if names:
+        fields = _without_named(fields, names)
+        for name in filter(_APART, names):
+            named.pop(name, None)
     return fields
 
 

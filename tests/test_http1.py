@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -582,3 +584,30 @@ def test_a_known_stream_head_comes_with_a_parser_of_its_own() -> None:
         parser.feed_data(b"3\r\nabc\r\n0\r\n\r\n")
         assert body.complete
     assert heads[0] is heads[1] is heads[2]
+
+
+def test_a_connection_field_that_names_thousands_costs_one_pass() -> None:
+    named = [b"x-%x" % n for n in range(4_000)]
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        head = request(b"Connection: " + b",".join(named), b"X-1: gone", b"A: 1", b"x-f00: gone")
+    finally:
+        sys.setprofile(None)
+    assert head.fields == b"\r\nA: 1"
+    assert calls < 10 * len(named)
+
+
+@pytest.mark.parametrize(
+    ("coding", "watched"),
+    [(b"identity", True), (b"Identity ", True), (b"gzip", False), (b"identity, gzip", False), (b"identityx", False)],
+)
+def test_an_event_stream_is_one_unless_it_is_compressed(coding: bytes, watched: bool) -> None:
+    fields = b"Content-Type: text/event-stream"
+    assert response(fields, b"Content-Encoding: " + coding).event_stream is watched
+    assert response(fields, b"Content-Encoding:" + coding).event_stream is watched
