@@ -161,7 +161,9 @@ class Fleet:
     async def _see_out(self, member: Member, grace: float) -> None:
         deadline = self._loop.time() + grace
         try:
-            while member.worker.active and self._loop.time() < deadline and not self._closed:  # noqa: ASYNC110 - rare
+            while (  # noqa: ASYNC110 - it is rare
+                member.worker.active and self._loop.time() < deadline and not self._closed
+            ):
                 await asyncio.sleep(_LOOK_AGAIN)
         finally:
             self.cut(member.worker)
