@@ -24,7 +24,7 @@ from gateway.app import running
 from gateway.program import Program
 from gateway.request_record import Outcome, RequestRecord
 from policies.types import WorkerId
-from tests.data_plane_fixtures import Client, Inside, Response, client_of, fields_of, post
+from tests.data_plane_fixtures import Client, Inside, Response, client_of, fields_of
 from tests.gateway_fixtures import config_for, eventually, model_text
 from tests.simulated_fixtures import DIALECTS, FAST, Dialect
 
@@ -180,7 +180,7 @@ def text_of(dialect: Dialect, stream: bytes) -> str:
 
 
 def is_error(name: str, data: Any) -> bool:
-    return bool(data) and (name in ("error", "response.failed") or "error" in data and not name)
+    return bool(data) and (name in ("error", "response.failed") or ("error" in data and not name))
 
 
 def check_error(dialect: Dialect, name: str, data: Any, message: str) -> None:
