@@ -67,9 +67,9 @@ class Exchange:
 
     __slots__ = (
         "attempts", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline", "dialect",
-        "finished", "follows", "head", "is_object", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt",
-        "record", "repeatable", "request_id", "reservation", "retrying", "reused", "salt", "seen_bytes", "session",
-        "streaming", "tail", "teaches", "tried", "until_close", "upstream", "watch", "worker", "write",
+        "finished", "follows", "head", "is_object", "keep_alive", "key", "pending", "pool", "predicted", "progress",
+        "prompt", "record", "repeatable", "request_id", "reservation", "retrying", "reused", "salt", "seen_bytes",
+        "session", "streaming", "tail", "teaches", "tried", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
 
     def __init__(self, client: ClientConnection, head: RequestHead, body: bytes, request_id: bytes) -> None:

@@ -311,13 +311,16 @@ async def test_a_stream_of_a_removed_worker_ends_with_an_error_event() -> None:
         turn.write(SSE + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(EVENT), EVENT))
         await turn.until_closed()
 
-    async with RawWorker(answer).running() as worker, running(plane([worker.url])) as (program, port):
-        async with client_of(Inside(f"http://127.0.0.1:{port}", program.server)) as client:
-            client.post(STREAM)
-            await client.reader.readuntil(EVENT[:20])
-            await program.fleet.remove(WorkerId("w0"), 0.0)
-            rest = await client.reader.readuntil(b"0\r\n\r\n")
-            assert UpstreamFault.TRUNCATED.value.encode() in rest
+    async with (
+        RawWorker(answer).running() as worker,
+        running(plane([worker.url])) as (program, port),
+        client_of(Inside(f"http://127.0.0.1:{port}", program.server)) as client,
+    ):
+        client.post(STREAM)
+        await client.reader.readuntil(EVENT[:20])
+        await program.fleet.remove(WorkerId("w0"), 0.0)
+        rest = await client.reader.readuntil(b"0\r\n\r\n")
+        assert UpstreamFault.TRUNCATED.value.encode() in rest
 
 
 async def test_the_deadline_passes_while_a_prompt_waits_for_its_tokens() -> None:

@@ -233,11 +233,10 @@ async def check_row(dialect: Dialect, row: Row, n: int, *, streams: bool, full: 
                 assert await truncated(client)
         else:
             response = await client.response(timeout=30)
+            assert response.fields.get("x-worker", "w0") == ("w1" if len(end.faults) > 1 else "w0")
             check_answer(dialect, end, response, streams=streams, full=full)
             client.write(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n")
             assert (await client.response()).status == 200, "the connection can be used again"
-        if not end.cut:
-            assert response.fields.get("x-worker", "w0") == ("w1" if len(end.faults) > 1 else "w0")
         await eventually(lambda: not on.program.pipeline.live)
         records = [record for record in on.program.recent.newest(5) if record.method == b"POST"]
         assert len(records) == 1

@@ -104,7 +104,7 @@ def chat(prompt: str = "Hello", *, tokens: int = 4, streams: bool = False) -> by
 async def test_failures_in_a_row_eject_a_worker_and_it_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     health = "health: {ejection: {consecutive_failures: 3, base: 1.5s, sweep: 0.2s}}"
     with caplog.at_level(logging.INFO):
-        async with raw_fleet(say_no, say_ok, say_ok, extra=TURNS + health) as (program, gateway, (bad, *good)):
+        async with raw_fleet(say_no, say_ok, say_ok, extra=TURNS + health) as (program, gateway, (bad, *_)):
             while standing(program) is Standing.READY:
                 assert (await ask(gateway)).status == 200, "another one answers"
             assert len(bad.requests) == 3
@@ -321,23 +321,29 @@ async def test_pending_counts_only_what_has_no_answer_yet() -> None:
         turn.write(BEGUN)
         await turn.until_closed()
 
-    async with raw_fleet(begins, extra="health: {breaker: {max_pending: 1}}") as (program, gateway, _):
-        async with client_of(gateway) as one, client_of(gateway) as other:
-            for client in (one, other):
-                client.post(STREAM)
-                await client.reader.readuntil(b"choices")
-            assert program.state.worker(W0).active == 2
+    async with (
+        raw_fleet(begins, extra="health: {breaker: {max_pending: 1}}") as (program, gateway, _),
+        client_of(gateway) as one,
+        client_of(gateway) as other,
+    ):
+        for client in (one, other):
+            client.post(STREAM)
+            await client.reader.readuntil(b"choices")
+        assert program.state.worker(W0).active == 2
 
 
 async def test_a_full_fleet_keeps_the_error_of_the_worker_that_answered() -> None:
     """Another worker is there but has no room: what the first one said is passed on."""
-    async with raw_fleet(say_no, hold, extra=TURNS + "health: {breaker: {max_requests: 1}}") as (program, gateway, _):
-        async with client_of(gateway) as filling:
-            assert (await ask(gateway, post(b'{"model": "nobody"}'))).status == 404
-            filling.post()
-            await eventually(lambda: program.state.worker(WorkerId("w1")).active == 1)
-            response = await ask(gateway)
-            assert (response.status, response.body) == (500, b"{}")
+    async with (
+        raw_fleet(say_ok, hold, extra=TURNS + "health: {breaker: {max_requests: 1}}") as (program, gateway, workers),
+        client_of(gateway) as filling,
+    ):
+        assert (await ask(gateway)).status == 200  # by w0
+        filling.post()
+        await eventually(lambda: program.state.worker(WorkerId("w1")).active == 1)
+        workers[0].answer = say_no
+        response = await ask(gateway)
+        assert (response.status, response.body) == (500, b"{}")
 
 
 # The retry budget
