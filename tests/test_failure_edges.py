@@ -290,7 +290,7 @@ async def test_a_worker_that_has_left_says_nothing_about_its_successor(caplog: p
             client.post()
             await eventually(lambda: old.requests)
             before = program.state.workers[0]
-            leaving = asyncio.create_task(program.fleet.remove(WorkerId("w0"), 0.3))
+            leaving = program.fleet.remove(WorkerId("w0"), 0.3)
             await asyncio.sleep(0)
             after = program.fleet.add(spec)
             caplog.clear()
