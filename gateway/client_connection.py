@@ -212,7 +212,6 @@ class ClientConnection(asyncio.Protocol):
             self._begin(head, data[:length])
             return data[length:]
         else:
-            self._claim(length)
             self._left = length
             self._phase = _BODY
         self._deadline = self.server.loop.time() + limits.body_timeout
@@ -249,6 +248,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_body(self, data: bytes) -> bytes:
         left = self._left - len(data)
+        # What has come, not what was promised: a few heads with great promises would shut out everybody else.
+        self._claim(min(len(data), self._left))
         if left > 0:
             self._left = left
             self._body += data

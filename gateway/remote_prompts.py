@@ -81,13 +81,15 @@ class RemoteReader:
     def read(self, call: Call, *, adapter: str, block_sizes: Sequence[int], longest: int | None) -> PromptView:
         """What is known of a prompt; never waits."""
         source = read_source(call, self._limits)
+        if source is None:  # too much to be shaped, too
+            return guess(call)
         try:
             fields, attachments = chat_without_attachments(call.chat)
-            readable = source is not None and source.ids is None and not attachments
-            text = canonical(call, source) if source is not None and readable else TextBytes(b"")
+            readable = source.ids is None and not attachments
+            text = canonical(call, source) if readable else TextBytes(b"")
         except TemplateError:
             return guess(call)  # the worker will say what is wrong with it
-        if source is None or not readable or len(text) > _MAX_BYTES:
+        if not readable or len(text) > _MAX_BYTES:
             return self._text.read(call, adapter=adapter, block_sizes=block_sizes, longest=longest)
         special, salt = _adds_special(call, source), salt_of(call)
         known = self._memory.find(text, special=special)

@@ -39,6 +39,8 @@ class TextReader:
             text = canonical(call, source)
         except TemplateError:
             return guess(call)  # the worker will say what is wrong with it
+        if len(text) > self._limits.max_chars:  # with its tools and calls, which were not counted before
+            return guess(call)
         fill_from_text(view, text, ChainKey(self.name, 1, adapter, salt=salt), block_sizes)
         return view
 

@@ -16,7 +16,7 @@ from cache.chat_messages import TemplateError
 from cache.tokenizer import Tokenizer
 from gateway.calls import Call
 from gateway.dialects.anthropic_chat import anthropic_chat
-from gateway.dialects.responses_chat import responses_chat
+from gateway.dialects.responses_chat import _joined, responses_chat
 from gateway.prompt_text import chat_without_attachments
 from gateway.routes import Kind
 
@@ -352,3 +352,16 @@ def test_a_body_of_any_shape_is_shaped_or_refused(tokenizer: Tokenizer, fields: 
             tokenizer.render_chat(chat_without_attachments(shape(fields))[0])
         except TemplateError:
             continue
+
+
+def test_calls_are_gathered_in_one_list_that_is_nobody_elses() -> None:
+    first = assistant(tool_calls=[called("{}")])
+    odd = assistant(tool_calls=5)
+    items = [first, CALL, CALL, odd]
+    before = copy.deepcopy(items)
+    (message,) = responses_chat({"input": items})["messages"]
+    assert [call["id"] for call in message["tool_calls"]] == ["c1"] * 3
+    assert items == before
+    gathered = message["tool_calls"]
+    assert _joined(message, assistant(tool_calls=[called("{}")]))
+    assert message["tool_calls"] is gathered, "thousands of calls are not copied thousands of times"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import socket
@@ -678,3 +679,20 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(worker: RawWork
             await closing
         with pytest.raises(OSError, match=r".*"):
             await ask(gateway)
+
+
+async def test_promised_bodies_take_no_room_until_they_come(worker: RawWorker) -> None:
+    limits = "body_bytes: 100KB, total_body_bytes: 101KB"
+    async with inside(plane([worker.url], limits=limits)) as gateway, contextlib.AsyncExitStack() as stack:
+        body = BODY + b" " * 20_000
+        for _ in range(8):
+            client = await stack.enter_async_context(client_of(gateway))
+            client.write(HEAD + b"Content-Length: 100000\r\n\r\n{")
+        await eventually(lambda: len(gateway.server.connections) == 8 and gateway.server.held_bytes == 8)
+        assert (await ask(gateway, post(body))).status == 200
+        client.write(b" " * 99_998)
+        await eventually(lambda: gateway.server.held_bytes > 99_000)
+        assert (await ask(gateway, post(body))).status == 503
+        client.write(b"}")
+        assert (await client.response()).status == 200
+        assert (await ask(gateway, post(body))).status == 200

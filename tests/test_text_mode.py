@@ -6,7 +6,7 @@ import asyncio
 import gc
 import random
 import tracemalloc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -212,6 +212,17 @@ def test_no_body_raises(messages: object, prompt: object, system: object) -> Non
         assert view.tokens >= 1
 
 
+def test_what_is_beside_the_messages_counts_too() -> None:
+    reader = TextReader(MODEL, limits=ReadingLimits(max_chars=10_000))
+    talk = [message("user", words(50, 1))]
+    calls = [message("assistant", None) | {"tool_calls": ["x" * 1_000] * 12}]
+    for call in (chat(talk, tools=["x" * 1_000] * 12), chat([*talk, *calls])):
+        view = reader.read(call, adapter="", block_sizes=(16,), longest=None)
+        assert not view.blocks, "the index is not filled by one request"
+        assert view.tokens >= 1
+    assert reader.read(chat(talk), adapter="", block_sizes=(16,), longest=None).blocks
+
+
 # --- ids from the workers ----------------------------------------------------------------------------------
 
 
@@ -269,6 +280,23 @@ async def remote_reader() -> AsyncIterator[Remote]:
         finally:
             await reader.close()
             await tokenizer.close()
+
+
+class Unshapely(Call):
+    """A call that costs too much to be shaped as a chat."""
+
+    @property
+    def chat(self) -> Mapping[str, object]:
+        raise AssertionError
+
+
+async def test_what_is_too_much_to_read_is_not_shaped_either() -> None:
+    async with remote_reader() as remote:
+        items: list[object] = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]
+        call = Unshapely(Kind.RESPONSES, MODEL, False, {"input": items * (LIMITS.max_messages + 1)})
+        view = remote.reader.read(call, adapter="", block_sizes=(16,), longest=None)
+        assert not view.blocks
+        assert not view.rest
 
 
 async def test_ids_from_a_worker_make_the_chain_of_its_events() -> None:

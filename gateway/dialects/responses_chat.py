@@ -72,7 +72,8 @@ def _joined(last: _Message, message: _Message) -> bool:
     if last.get("role") != "assistant" or message["role"] != "assistant":
         return False
     if "tool_calls" in message:
-        last["tool_calls"] = [*_list(last.get("tool_calls")), *message["tool_calls"]]
+        # Added to in place: thousands of calls may follow one another. The list is nobody else's (see `_message`).
+        last.setdefault("tool_calls", []).extend(message["tool_calls"])
         return True
     for name in ("reasoning", "content"):
         if name in message and last.get(name) is None:
@@ -98,6 +99,8 @@ def _message(item: dict[str, Any]) -> _Message:
     if "role" not in item:
         message = "an item of input is of a type that has no place in a chat"
         raise TemplateError(message)
+    if "tool_calls" in item:
+        return {**item, "tool_calls": list(_list(item["tool_calls"]))}
     return dict(item)
 
 
