@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _FIRST_ERROR_STATUS: Final = 400
 _FIRST_SERVER_ERROR: Final = 500
 _OK: Final = 200
+_BEGINNING_BYTES: Final = 16_384
+"""Of an answer that later requests may refer to: where its id is looked for."""
 _TAIL_BYTES: Final = 4096
 """Of a body in one piece: where the worker tells its usage."""
 
@@ -47,8 +49,11 @@ class Pipeline(Protocol):
     def would_retry(self, exchange: Exchange, status: int) -> bool:
         """Is a worker's answer of that status to be thrown away for another worker's?"""
 
-    def first_byte(self, exchange: Exchange, piece: bytes) -> None:
-        """The first byte of the answer's body has come, in `piece`."""
+    def first_byte(self, exchange: Exchange) -> None:
+        """The first byte of the answer's body has come."""
+
+    def learn_id(self, exchange: Exchange, beginning: bytes) -> bool:
+        """Is the answer's id in its `beginning`? Then it is remembered."""
 
     def fault(self, exchange: Exchange, fault: UpstreamFault, detail: str) -> None:
         """The attempt failed before the first byte: send it elsewhere, or answer with an error."""
@@ -64,7 +69,7 @@ class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
     __slots__ = (
-        "attempts", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline", "dialect",
+        "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline", "dialect",
         "finished", "follows", "head", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt",
         "record", "repeatable", "request_id", "reservation", "retrying", "reused", "salt", "seen_bytes", "session",
         "streaming", "tail", "teaches", "tried", "until_close", "upstream", "watch", "worker", "write",
@@ -95,6 +100,7 @@ class Exchange:
         self.seen_bytes = 0  # of the answer, when the sweep last looked
         self.watch: StreamWatch | None = None
         self.tail = b""
+        self.beginning: bytes | None = None  # of a body whose id is still looked for
         self.dialect: Dialect = OPENAI  # until the route is known
         self.call: Call | None = None
         self.session: bytes | None = None  # what keeps it together with others
@@ -198,6 +204,7 @@ class Exchange:
         self.progress = True
         if head.event_stream and status == _OK and self.call is not None and self.call.streams:
             self.watch = StreamWatch(self.dialect)
+        self.beginning = b"" if status == _OK and self.dialect.has_ids else None
         framing = self._framing(head, length)
         self.pending = b"HTTP/1.1 %d %b%b\r\nx-request-id: %b%b%b\r\n\r\n" % (
             status, head.reason, head.fields, self.request_id, self._worker_field(), framing,
@@ -240,13 +247,21 @@ class Exchange:
 
     def _pass_on(self, data: bytes) -> None:
         self.record.response_bytes += len(data)
+        if self.beginning is not None:
+            self._look_for_id(data)
         if self.chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if not self.streaming:
-            self._first_byte(data)
+            self._first_byte()
             data = self.pending + data
             self.pending = b""
         self.write(data)
+
+    def _look_for_id(self, data: bytes) -> None:
+        """An id may be anywhere in an object, and be cut by the end of a read."""
+        beginning = (self.beginning or b"") + data
+        told = self.client.server.pipeline.learn_id(self, beginning)
+        self.beginning = None if told or len(beginning) > _BEGINNING_BYTES else beginning
 
     def response_end(self) -> None:
         """See `ResponseSink`."""
@@ -256,7 +271,7 @@ class Exchange:
             self._end_of_stream(b"", UpstreamFault.TRUNCATED)
             return
         if not self.streaming:
-            self._first_byte(b"")  # an answer without a body
+            self._first_byte()  # an answer without a body
         ending = b"0\r\n\r\n" if self.chunked else b""
         if self.pending or ending:
             self.write(self.pending + ending)
@@ -311,10 +326,10 @@ class Exchange:
         self.record.error = fault.value
         self.client.server.pipeline.broken(self, fault, detail)
 
-    def _first_byte(self, piece: bytes) -> None:
+    def _first_byte(self) -> None:
         self.streaming = True
         server = self.client.server
-        server.pipeline.first_byte(self, piece)
+        server.pipeline.first_byte(self)
         self.client.watch(server.response_idle_timeout)
         self.client.drop_body()
         self.body = b""

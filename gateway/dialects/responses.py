@@ -28,6 +28,7 @@ class Responses:
     name: str = "responses"
     end_marks: tuple[bytes, ...] = _lines_of(b"response.completed", b"response.incomplete")
     error_marks: tuple[bytes, ...] = (*_lines_of(b"response.failed", b"error"), b'data: {"error"', b'data:{"error"')
+    has_ids: bool = True
     data_starts: tuple[bytes, ...] = (b"{", b"[DONE]")
 
     def error_body(self, error: ApiError) -> bytes:
