@@ -443,14 +443,11 @@ async def test_overlaps_are_told_by_tier() -> None:
                         await asyncio.sleep(0.05)
 
             await told()
-            worker, _ = await r.ask("/v1/completions", {"prompt": [*ids, 7, 8, 9], "max_tokens": 2})
+            await r.ask("/v1/completions", {"prompt": [*ids, 7, 8, 9], "max_tokens": 2})
             attempt = r.last().attempts[0]
-            assert worker == "w0"
-            assert attempt.cached == {WorkerId("w0"): 160}
-            assert attempt.tiers is not None
-            assert attempt.tiers[WorkerId("w0")] == {Tier.HOST: 10}
-            assert attempt.decision.costs[0] < attempt.decision.costs[1]
-            assert attempt.decision.cached_tokens == 160
+            assert attempt.tiers == {WorkerId("w0"): {Tier.HOST: 10}}
+            assert attempt.cached == {}, "what counts is on devices"
+            assert len(attempt.decision.costs) == 2
     finally:
         publisher.close(0)
         context.term()

@@ -169,8 +169,8 @@ def test_prompts_of_ids_are_chained_as_tokens(router: Router) -> None:
 def test_every_dialects_way_to_write_a_chat(router: Router) -> None:
     text = words(300, 5)
     plain = router.route(chat([message("system", "be brief"), message("user", text)]))[2]
-    anthropic = Call(Kind.CHAT, MODEL, True, {"system": "be brief", "messages": [message("user", text)]})
-    responses = Call(Kind.CHAT, MODEL, True, {"instructions": "be brief", "input": text})
+    anthropic = Call(Kind.MESSAGES, MODEL, True, {"system": "be brief", "messages": [message("user", text)]})
+    responses = Call(Kind.RESPONSES, MODEL, True, {"instructions": "be brief", "input": text})
     for call in (anthropic, responses):
         view = router.route(call)[2]
         assert list(view.blocks[16].hashes) == list(plain.blocks[16].hashes)
