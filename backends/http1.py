@@ -42,6 +42,7 @@ _TARGET: Final = re.compile(rb"(?i:https?://[^/?#]*)?(/[^?#]*)((?:\?[^#]*)?)").f
 
 
 _EVENT_STREAM: Final = re.compile(rb"\r\n(?i:content-type):[ \t]*(?i:text/event-stream)").search
+_JSON: Final = re.compile(rb"\r\n(?i:content-type):[ \t]*(?i:application/json)").search
 _ENCODED: Final = re.compile(rb"\r\n(?i:content-encoding):[ \t]*+(?!(?i:identity)[ \t]*+\r\n)").search
 _CONTENT_LENGTH: Final = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})[ \t]*\r\n").search
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}").fullmatch
@@ -109,6 +110,8 @@ class ResponseHead:
     """True for a status that has no body, whatever the fields say."""
     event_stream: bool
     """True for a body of server-sent events that is not compressed."""
+    plain_json: bool
+    """True for a body of JSON that is not compressed."""
     fields: bytes
 
 
@@ -300,6 +303,7 @@ def parse_response_head(raw: bytes, listener: object) -> tuple[ResponseHead, Htt
         chunked=codings is not None and not bodiless,
         bodiless=bodiless,
         event_stream=_EVENT_STREAM(raw) is not None and _ENCODED(raw) is None,
+        plain_json=_JSON(raw) is not None and _ENCODED(raw) is None,
         fields=_end_to_end(parts, named),
     )
     return head, parser

@@ -7,7 +7,6 @@ written on as they arrive, of a stream in whole events, so that an error event c
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final, Protocol
 
 from backends.errors import UpstreamFault
@@ -35,9 +34,10 @@ if TYPE_CHECKING:
 _FIRST_ERROR_STATUS: Final = 400
 _FIRST_SERVER_ERROR: Final = 500
 _OK: Final = 200
+_BEGINNING_BYTES: Final = 16_384
+"""Of an answer that later requests may refer to: where its id is looked for."""
 _TAIL_BYTES: Final = 4096
 """Of a body in one piece: where the worker tells its usage."""
-_PLAIN_JSON: Final = re.compile(rb"(?is)(?!.*\r\ncontent-encoding:).*\r\ncontent-type:[ \t]*application/json").match
 
 
 class Pipeline(Protocol):
@@ -49,8 +49,11 @@ class Pipeline(Protocol):
     def would_retry(self, exchange: Exchange, status: int) -> bool:
         """Is a worker's answer of that status to be thrown away for another worker's?"""
 
-    def first_byte(self, exchange: Exchange, piece: bytes) -> None:
-        """The first byte of the answer's body has come, in `piece`."""
+    def first_byte(self, exchange: Exchange) -> None:
+        """The first byte of the answer's body has come."""
+
+    def learn_id(self, exchange: Exchange, beginning: bytes) -> bool:
+        """Is the answer's id in its `beginning`? Then it is remembered."""
 
     def fault(self, exchange: Exchange, fault: UpstreamFault, detail: str) -> None:
         """The attempt failed before the first byte: send it elsewhere, or answer with an error."""
@@ -66,10 +69,11 @@ class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
     __slots__ = (
-        "attempts", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline", "dialect",
-        "finished", "follows", "head", "is_object", "keep_alive", "key", "pending", "pool", "predicted", "progress",
-        "prompt", "record", "repeatable", "request_id", "reservation", "retrying", "reused", "salt", "seen_bytes",
-        "session", "streaming", "tail", "teaches", "tried", "until_close", "upstream", "watch", "worker", "write",
+        "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline",
+        "dialect", "finished", "follows", "head", "is_object", "keep_alive", "key", "pending", "pool", "predicted",
+        "progress", "prompt", "record", "repeatable", "request_id", "reservation", "retrying", "reused", "salt",
+        "seen_bytes", "session", "streaming", "tail", "teaches", "tried", "until_close", "upstream", "watch",
+        "worker", "write",
     )  # fmt: skip
 
     def __init__(self, client: ClientConnection, head: RequestHead, body: bytes, request_id: bytes) -> None:
@@ -98,6 +102,7 @@ class Exchange:
         self.watch: StreamWatch | None = None
         self.tail = b""
         self.is_object = False  # True where the body of the answer must be a JSON object
+        self.beginning: bytes | None = None  # of a body whose id is still looked for
         self.dialect: Dialect = OPENAI  # until the route is known
         self.call: Call | None = None
         self.session: bytes | None = None  # what keeps it together with others
@@ -205,7 +210,8 @@ class Exchange:
             if head.event_stream and call.streams:
                 self.watch = StreamWatch(self.dialect)
             else:
-                self.is_object = _PLAIN_JSON(head.fields) is not None
+                self.is_object = head.plain_json
+        self.beginning = b"" if status == _OK and self.dialect.has_ids else None
         framing = self._framing(head, length)
         self.pending = b"HTTP/1.1 %d %b%b\r\nx-request-id: %b%b%b\r\n\r\n" % (
             status, head.reason, head.fields, self.request_id, self._worker_field(), framing,
@@ -257,13 +263,21 @@ class Exchange:
 
     def _pass_on(self, data: bytes) -> None:
         self.record.response_bytes += len(data)
+        if self.beginning is not None:
+            self._look_for_id(data)
         if self.chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if not self.streaming:
-            self._first_byte(data)
+            self._first_byte()
             data = self.pending + data
             self.pending = b""
         self.write(data)
+
+    def _look_for_id(self, data: bytes) -> None:
+        """An id may be anywhere in an object, and be cut by the end of a read."""
+        beginning = (self.beginning or b"") + data
+        told = self.client.server.pipeline.learn_id(self, beginning)
+        self.beginning = None if told or len(beginning) > _BEGINNING_BYTES else beginning
 
     def response_end(self) -> None:
         """See `ResponseSink`."""
@@ -276,7 +290,7 @@ class Exchange:
             self._half_an_object()
             return
         if not self.streaming:
-            self._first_byte(b"")  # an answer without a body
+            self._first_byte()  # an answer without a body
         ending = b"0\r\n\r\n" if self.chunked else b""
         if self.pending or ending:
             self.write(self.pending + ending)
@@ -349,11 +363,11 @@ class Exchange:
         self.record.error = fault.value
         self.client.server.pipeline.broken(self, fault, detail)
 
-    def _first_byte(self, piece: bytes) -> None:
+    def _first_byte(self) -> None:
         self.streaming = True
         self.keep_alive = self.keep_alive and not self.until_close
         server = self.client.server
-        server.pipeline.first_byte(self, piece)
+        server.pipeline.first_byte(self)
         self.client.watch(server.response_idle_timeout)
         self.client.drop_body()
         self.body = b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -26,8 +27,16 @@ def speaks_anthropic(fields: bytes) -> bool:
     return _ASKED_BY_ANTHROPIC(fields) is not None
 
 
-def own_answer(kind: Kind, path: bytes, fleet: FleetState, *, anthropic: bool) -> bytes:
-    """The JSON body of a 200 to a GET.
+def own_answer(
+    kind: Kind,
+    path: bytes,
+    fleet: FleetState,
+    *,
+    anthropic: bool,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
+    """The JSON body of a 200 to a GET. `aliases` are further names of models; those of models that are served are
+    listed too.
 
     Raises:
         ApiError: 404 for a model that nobody serves, 503 from `/health` while no worker has told its models.
@@ -36,7 +45,7 @@ def own_answer(kind: Kind, path: bytes, fleet: FleetState, *, anthropic: bool) -
         if not fleet.models:
             raise ApiError(503, "No worker of this fleet has told its models yet.", code="no_worker")
         return b"{}"
-    cards = fleet.merged_cards()
+    cards = _with_aliases(fleet.merged_cards(), aliases)
     if kind is Kind.MODELS:
         return _anthropic_list(cards) if anthropic else orjson.dumps({"object": "list", "data": cards})
     name = unquote_to_bytes(path[_MODEL_PREFIX:]).decode("utf-8", "replace")
@@ -44,6 +53,17 @@ def own_answer(kind: Kind, path: bytes, fleet: FleetState, *, anthropic: bool) -
         if card["id"] == name:
             return orjson.dumps(_anthropic_card(card) if anthropic else card)
     raise unknown_model(fleet, name)
+
+
+def _with_aliases(cards: Sequence[Card], aliases: Mapping[str, str]) -> Sequence[Card]:
+    """An alias has the card of its model, under its own name and with the model as its `root`."""
+    if not aliases:
+        return cards
+    by_id = {card["id"]: card for card in cards}
+    further = {
+        alias: {**by_id[model], "id": alias, "root": model} for alias, model in aliases.items() if model in by_id
+    }
+    return [*(card for card in cards if card["id"] not in further), *further.values()]
 
 
 def _anthropic_list(cards: Sequence[Card]) -> bytes:

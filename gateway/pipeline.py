@@ -130,7 +130,8 @@ class RequestPipeline:
         if route.answered_here:
             anthropic = speaks_anthropic(head.fields)
             exchange.dialect = ANTHROPIC if anthropic else OPENAI
-            exchange.respond(200, own_answer(route.kind, head.path, self.fleet, anthropic=anthropic))
+            answer = own_answer(route.kind, head.path, self.fleet, anthropic=anthropic, aliases=self.rules.aliases)
+            exchange.respond(200, answer)
             return
         call = exchange.call = read_call(route, exchange.body, head.path)
         exchange.repeatable = route.idempotent
@@ -234,7 +235,7 @@ class RequestPipeline:
 
     # 4. The worker answers, or does not
 
-    def first_byte(self, exchange: Exchange, piece: bytes) -> None:
+    def first_byte(self, exchange: Exchange) -> None:
         """Its prefill is over."""
         now = exchange.record.first_byte_at = self._loop.time()
         reservation = exchange.reservation
@@ -246,9 +247,14 @@ class RequestPipeline:
         if worker.failures:
             log.info("worker %s answers again", worker.id)
         self.fleet.first_byte(reservation, now)
-        answer_id = exchange.dialect.answer_id(piece)
-        if answer_id is not None:
-            self.placement.answered(answer_id, worker, now)
+
+    def learn_id(self, exchange: Exchange, beginning: bytes) -> bool:
+        """Remember which worker has the answer that begins like this, if its id is in there."""
+        answer_id = exchange.dialect.answer_id(beginning)
+        if answer_id is None or exchange.worker is None:
+            return False
+        self.placement.answered(answer_id, exchange.worker, self._loop.time())
+        return True
 
     def would_retry(self, exchange: Exchange, status: int) -> bool:
         """Is a worker's answer of that status to be thrown away for another worker's?"""

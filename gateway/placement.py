@@ -33,6 +33,9 @@ _LOAD: Final = Needs.LOAD
 _NOTHING: Final = Needs.NOTHING
 _PROLONG_STEPS: Final = 16
 _ANY_PROMPT: Final = Prompt(0, _NOTHING_CACHED)
+_ANSWER: Final = b"\r"
+"""Before the ids of answers: what no header's value can hold, so that no session is ever taken for an answer."""
+_LONGEST_SESSION: Final = 128
 _BEFORE_SLOW_DOWN: Final = b"\r\nretry-after: 1"
 
 
@@ -69,10 +72,10 @@ class Placement:
         call = exchange.call
         assert call is not None, "read before"
         if call.follows is not None:
-            exchange.session = call.follows.encode()
+            exchange.session = _ANSWER + call.follows.encode()
             exchange.follows = True
         elif self._session_of is not None and (found := self._session_of(exchange.head.fields)) is not None:
-            exchange.session = found[1].strip() or None
+            exchange.session = _short(found[1].strip()) or None
         salt = call.fields.get("cache_salt")
         exchange.salt = salt if type(salt) is str else ""
         exchange.teaches = call.streams and not call.is_batch
@@ -130,7 +133,7 @@ class Placement:
 
     def answered(self, answer_id: str, worker: Worker, now: float) -> None:
         """Only this worker can go on from that answer."""
-        self._affinity.put(answer_id.encode(), worker.id, now)
+        self._affinity.put(_ANSWER + answer_id.encode(), worker.id, now)
 
     def _home(
         self,
@@ -218,6 +221,11 @@ def _nobody(fleet: FleetState, model: str, serving: Sequence[Worker], tried: Seq
         return ApiError(503, "All workers of this model are being drained.", code="no_worker")
     message = "All workers of this model have as many requests as they may."
     return ApiError(503, message, code="overloaded", fields=_BEFORE_SLOW_DOWN)
+
+
+def _short(session: bytes) -> bytes:
+    """A session's name, in so many bytes that remembering it costs little."""
+    return session if len(session) <= _LONGEST_SESSION else xxhash.xxh3_128_digest(session)
 
 
 def _header_finder(name: str | None) -> Callable[[bytes], re.Match[bytes] | None] | None:

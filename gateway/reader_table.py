@@ -13,6 +13,7 @@ events, whose blocks are chained tokens. Which of the last two rows holds is ask
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from backends.remote_tokenizer import RemoteTokenizer
 from cache.prefix_index import PrefixIndex
@@ -22,6 +23,9 @@ from gateway.prompts import PromptReader, PromptView, Reader, ReadingLimits
 from gateway.remote_prompts import RemoteReader
 from gateway.text_prompts import TextReader
 from gateway.token_memory import TokenMemory
+
+_MAX_MADE: Final = 64
+"""Readers without a configured tokenizer: each has a memory of its own."""
 
 
 class AutoReader:
@@ -96,13 +100,10 @@ class ReaderTable:
         """The reader of a base model."""
         reader = self._configured.get(model) or self._made.get(model)
         if reader is None:
+            while len(self._made) >= _MAX_MADE:  # the oldest; what is under way in it ends by itself
+                self._made.pop(next(iter(self._made)))
             reader = self._made[model] = self._make(model)
         return reader
-
-    def keep(self, models: Sequence[str]) -> None:
-        """Drop what was made for models that nobody serves any more; those in use end by themselves."""
-        for model in [model for model in self._made if model not in models]:
-            del self._made[model]
 
     async def close(self) -> None:
         """End what is under way in all of them."""

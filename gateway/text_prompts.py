@@ -52,7 +52,7 @@ class TextReader:
 def read_source(call: Call, limits: ReadingLimits) -> PromptSource | None:
     """The prompt to read, without the text of a chat (see `canonical`); None where it is none or too much."""
     pieces, chars = amount(call.fields)
-    if not call.generates or call.partial or chars > limits.max_chars:
+    if not pieces or not call.generates or call.partial or chars > limits.max_chars:
         return None
     if call.kind is Kind.COMPLETION:
         return completion_source(call)

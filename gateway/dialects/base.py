@@ -31,6 +31,8 @@ class Dialect(Protocol):
     """Beginnings of the lines by which a stream says that it is complete, once the event they begin is whole."""
     error_marks: tuple[bytes, ...]
     """Beginnings of the lines by which a stream says that it has failed."""
+    has_ids: bool
+    """May later requests refer to an answer by its id?"""
     data_starts: tuple[bytes, ...]
     """With which of these bytes the payload of every event begins, where it is well formed."""
 

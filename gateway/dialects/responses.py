@@ -12,7 +12,7 @@ from gateway.dialects.base import Usage
 from gateway.dialects.openai import OPENAI
 
 _COUNT: Final = re.compile(rb'"(input_tokens|output_tokens|cached_tokens)"\s{0,8}:\s{0,8}([0-9]{1,12})').findall
-_ID: Final = re.compile(rb'"id"\s{0,8}:\s{0,8}"(resp_[0-9A-Za-z_-]{1,250})"').search
+_ID: Final = re.compile(rb'"id"\s{0,8}:\s{0,8}"(resp[_-][0-9A-Za-z_-]{1,250})"').search
 _FIRST_SERVER_ERROR: Final = 500
 
 
@@ -28,6 +28,7 @@ class Responses:
     name: str = "responses"
     end_marks: tuple[bytes, ...] = _lines_of(b"response.completed", b"response.incomplete")
     error_marks: tuple[bytes, ...] = (*_lines_of(b"response.failed", b"error"), b'data: {"error"', b'data:{"error"')
+    has_ids: bool = True
     data_starts: tuple[bytes, ...] = (b"{", b"[DONE]")
 
     def error_body(self, error: ApiError) -> bytes:
@@ -53,7 +54,7 @@ class Responses:
         return Usage(found[b"input_tokens"], found.get(b"output_tokens"), found.get(b"cached_tokens"))
 
     def answer_id(self, piece: bytes) -> str | None:
-        """The `resp_` id: a body begins with it, and so does the response in the first event."""
+        """The `resp_` (or `resp-`) id: a body begins with it, and so does the response in the first event."""
         found = _ID(piece)
         return None if found is None else found[1].decode()
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+import xxhash
+
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Reservation, Worker
 from backends.simulated.engine import EngineConfig, SimulatedEngine
@@ -93,7 +95,9 @@ class Engines:
         numbers = list(self._engines)
         workers = [self._fleet.workers[number] for number in numbers]
         decision = self._policy.choose(
-            Prompt(arrival.input_tokens, cached), [worker.view(now) for worker in workers], self._rng.random()
+            Prompt(arrival.input_tokens, cached, _key(arrival)),
+            [worker.view(now) for worker in workers],
+            self._rng.random(),
         )
         number, worker = numbers[decision.chosen], workers[decision.chosen]
         lacking = arrival.input_tokens - decision.cached_tokens
@@ -152,3 +156,9 @@ def prompt_ids(arrival: Arrival) -> TokenIds:
 @lru_cache(maxsize=16)
 def _rest_of_block(size: int) -> bytes:
     return struct.pack(f"<{size - 2}I", *range(size - 2))
+
+
+def _key(arrival: Arrival) -> int:
+    """What keeps it together with others: its session, or how its prompt begins."""
+    seed = arrival.session if arrival.session is not None else str(arrival.block_ids[:1])
+    return xxhash.xxh3_64_intdigest(seed.encode())
