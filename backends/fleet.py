@@ -105,6 +105,7 @@ class Fleet:
             kv_blocks=spec.kv_blocks,
             weight=spec.weight,
             slow_start=settings.slow_start,
+            ramp_from=self._loop.time(),
             limits=settings.limits,
             prefill=PrefillQueue(self._rate, spec.prefill_tokens_per_s),
             progress=ProgressWatch(settings.progress),

@@ -75,7 +75,9 @@ class Placement:
             exchange.session = _ANSWER + call.follows.encode()
             exchange.follows = True
         elif self._session_of is not None and (found := self._session_of(exchange.head.fields)) is not None:
-            exchange.session = _short(found[1].strip()) or None
+            named = _short(found[1].strip())
+            if named:  # a session has a home for each model: not every worker serves all of them
+                exchange.session = b"%b\n%b" % ((call.model or "").encode(), named)
         salt = call.fields.get("cache_salt")
         exchange.salt = salt if type(salt) is str else ""
         exchange.teaches = call.streams and not call.is_batch

@@ -211,7 +211,7 @@ class Program:
         }
         self.readers.configure(self._readers(config, tokenizers, kept))
         if config.tokens != before.tokens:
-            self.readers.keep(())  # they are made again, with the new limits
+            self.readers.forget_made()  # they are made again, with the new limits
         self._tokenizers = tokenizers
         pipeline.rules = assembly.rules(config)
         pipeline.routes = RouteTable(config.routes.passthrough)

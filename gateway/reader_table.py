@@ -87,6 +87,10 @@ class ReaderTable:
         """Put other configured readers in place of those there were."""
         self._configured = configured
 
+    def forget_made(self) -> None:
+        """Make the others anew when they are asked for; what is under way in them ends by itself."""
+        self._made.clear()
+
     def configured(self, model: str) -> Reader | None:
         """The reader that the configuration gave a model."""
         return self._configured.get(model)

@@ -1,4 +1,4 @@
-"""Routing end to end: a gateway over real sockets before simulated workers, for every policy and what goes before it."""
+"""Routing end to end: a gateway over real sockets before simulated workers, every policy and what goes before it."""
 
 from __future__ import annotations
 
