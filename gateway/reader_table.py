@@ -24,7 +24,6 @@ from gateway.remote_prompts import RemoteReader
 from gateway.text_prompts import TextReader
 from gateway.token_memory import TokenMemory
 
-
 _MAX_MADE: Final = 64
 """Readers without a configured tokenizer: each has a memory of its own."""
 

@@ -1,4 +1,4 @@
-"""Routing end to end: a gateway over real sockets before simulated workers, for every policy and what goes before it."""
+"""Routing end to end over real sockets: every policy before simulated workers, and what goes before a policy."""
 
 from __future__ import annotations
 
