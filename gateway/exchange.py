@@ -69,8 +69,8 @@ class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
     __slots__ = (
-        "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline", "dialect",
-        "finished", "follows", "head", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt",
+        "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline",
+        "dialect", "finished", "follows", "head", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt",
         "record", "repeatable", "request_id", "reservation", "retrying", "reused", "salt", "seen_bytes", "session",
         "streaming", "tail", "teaches", "tried", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip

@@ -82,4 +82,5 @@ class Routing(Strict):
     once."""
     aliases: Annotated[dict[Name, Name], Field(strict=False)] = Field(default_factory=dict)
     """Further names for models: the name a client sends, and the name under which the workers serve it. In JSON
-    bodies the worker gets its own name; forms go on as they are. `/v1/models` lists an alias with its model as `root`."""
+    bodies the worker gets its own name; forms go on as they are. `/v1/models` lists an alias with its model as
+    `root`."""
