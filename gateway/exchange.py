@@ -70,7 +70,8 @@ class Exchange:
 
     __slots__ = (
         "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline",
-        "dialect", "finished", "follows", "head", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt",
+        "dialect", "finished", "follows",
+        "head", "keep_alive", "key", "pending", "pool", "predicted", "progress", "prompt",
         "record", "repeatable", "request_id", "reservation", "retrying", "reused", "salt", "seen_bytes", "session",
         "streaming", "tail", "teaches", "tried", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
