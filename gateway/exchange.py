@@ -253,7 +253,7 @@ class Exchange:
                     return  # the beginning of an event
         else:
             self.tail = data if len(data) >= _TAIL_BYTES else (self.tail + data)[-_TAIL_BYTES:]
-        if not self.streaming:
+        if not self.streaming or self.beginning is not None:
             self._pass_on(data)
             return
         # The same as there, for nearly every chunk there is.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -324,7 +325,7 @@ async def test_a_stream_of_a_removed_worker_ends_with_an_error_event() -> None:
 
 
 async def test_the_deadline_passes_while_a_prompt_waits_for_its_tokens() -> None:
-    words = " ".join(f"word{number}" for number in range(150_000))
+    words = " ".join(f"word{number}" for number in range(5_000))
     extra = "models: [{name: m, tokenizer: embedded}]\ntokens: {inline_chars: 0, piece_chars: 64, wait: 30s}"
     async with (
         RawWorker(say_ok).running() as worker,
@@ -334,9 +335,12 @@ async def test_the_deadline_passes_while_a_prompt_waits_for_its_tokens() -> None
         ),
     ):
         gateway = Inside(f"http://127.0.0.1:{port}", program.server)
+        gate = threading.Event()
+        program._executor.submit(gate.wait, 20)  # so that no thread is free for the tokens
         response = await ask(
             gateway, post(json.dumps({"model": "m", "prompt": words}).encode(), path=b"/v1/completions")
         )
+        gate.set()
         assert (response.status, response.error["code"]) == (504, "request_timeout")
         (record,) = program.recent.newest(1)
         assert (record.outcome, record.error, record.attempts) == (Outcome.FAILED, "request_timeout", [])
