@@ -359,7 +359,8 @@ def test_calls_are_gathered_in_one_list_that_is_nobody_elses() -> None:
     odd = assistant(tool_calls=5)
     items = [first, CALL, CALL, odd]
     before = copy.deepcopy(items)
-    (message,) = responses_chat({"input": items})["messages"]
+    messages: Any = responses_chat({"input": items})["messages"]
+    (message,) = messages
     assert [call["id"] for call in message["tool_calls"]] == ["c1"] * 3
     assert items == before
     gathered = message["tool_calls"]
