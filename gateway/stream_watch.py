@@ -62,6 +62,9 @@ class StreamWatch:
     def take(self, data: bytes) -> bytes:
         """What of the body may be passed on now, `data` being the next part of it."""
         if self._held:
+            if len(self._held) + len(data) <= MOST_HELD and _BOUNDARY.search(self._held[-3:] + data) is None:
+                self._held += data  # and what is held is not searched again for each piece of a long event
+                return b""
             data = self._held + data
             self._held = b""
             self.passes = self._ordinary.fullmatch

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 
+import httptools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.http1 import RequestHead, parse_request_head
+from backends.http1 import HttpError, RequestHead, parse_request_head, request_heads
+from backends.upstream_request import render_request
 from gateway.forwarding import Forwarding
 from tests.data_plane_fixtures import BODY, RawWorker, ask, fields_of, inside, plane, post
 
@@ -170,3 +173,61 @@ async def test_what_reaches_the_worker(worker: RawWorker, listen: str, expected:
     own = {"host", "content-length", "via", "x-request-id", "x-forward", "content-encoding"}
     got = [{k: v for k, v in fields_of(head[:-4]).items() if k not in own} for head, _ in worker.requests]
     assert got == [expected, expected, {}, {}]
+
+
+_MUTATED_HEADS = (
+    b"POST /v1/x?y HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nConnection: a, close\r\nA: b\r\nCookie: k\r\n\r\n",
+    b"POST /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nVia: 1.1 z\r\nX-Request-Id: q\r\n\r\n",
+)
+_SCRAPS = (
+    b"\r\n", b"\r", b"\n", b"\x00", b" ", b"\t", b":", b"\x0b", b",", b"Content-Length: 7\r\n", b"content-length:",
+    b"Transfer-Encoding: chunked\r\n", b"Host: y\r\n", b"Connection: content-length, host, via\r\n", b"\r\n ",
+)  # fmt: skip
+
+
+class _Listener:
+    """What llhttp makes of a request, as a worker that uses it would."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        self.body = b""
+        self.begun = self.ended = 0
+
+    def on_message_begin(self) -> None:
+        self.begun += 1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.names.append(name.lower())
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_message_complete(self) -> None:
+        self.ended += 1
+
+
+def test_no_mutated_head_becomes_two_requests_to_a_worker() -> None:
+    random_ = random.Random(5)
+    reader = request_heads()
+    taken = 0
+    for _ in range(4_000):
+        raw = bytearray(random_.choice(_MUTATED_HEADS))
+        for _ in range(random_.randrange(1, 4)):
+            at = random_.randrange(len(raw))
+            if random_.random() < 0.7:
+                raw[at:at] = random_.choice(_SCRAPS)
+            else:
+                raw[at] = random_.randrange(256)
+        try:
+            head, _, _ = reader.read(bytes(raw[: raw.find(b"\r\n\r\n") + 4]), _Listener())
+        except HttpError:
+            continue
+        taken += 1
+        sent = render_request(head, b"body", host=b"w:1", request_id=b"r", via=b"1.1 g")
+        seen = _Listener()
+        httptools.HttpRequestParser(seen).feed_data(sent)
+        assert (seen.begun, seen.ended, seen.body) == (1, 1, b"body"), sent
+        for name in (b"host", b"content-length", b"via", b"x-request-id"):
+            assert seen.names.count(name) == 1, sent
+        assert not {b"transfer-encoding", b"connection", b"upgrade", b"cookie"} & set(seen.names), sent
+    assert taken > 100

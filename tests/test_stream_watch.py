@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,3 +88,14 @@ def test_text_that_looks_like_an_end_is_none() -> None:
     got, watch = watched(CHUNK)
     assert got == CHUNK
     assert not watch.ended
+
+
+def test_a_long_event_is_looked_at_when_it_is_whole() -> None:
+    watch = StreamWatch(OPENAI)
+    event = b'data: {"text": "' + b"x" * 100_000 + b'"}\n\n'
+    pieces = [event[at : at + 100] for at in range(0, len(event), 100)]
+    with mock.patch.object(StreamWatch, "_look", autospec=True, side_effect=StreamWatch._look) as look:
+        passed = b"".join(watch.take(piece) for piece in pieces)
+    assert passed == event
+    assert look.call_count <= 2
+    assert not watch.off
