@@ -64,11 +64,15 @@ def canonical(call: Call, source: PromptSource) -> TextBytes:
     what comes before it is shared with the same chat without it.
 
     Raises:
-        TemplateError: The chat has another shape than its dialect's.
+        TemplateError: The chat has another shape than its dialect's, or no message.
     """
     if call.kind is Kind.COMPLETION:
         return completion_text(source.text)
     fields, _ = chat_without_attachments(call.chat, inline=True)
+    messages = fields.get("messages")
+    if type(messages) is not list or not messages:
+        reason = "there are no messages"
+        raise TemplateError(reason)
     return chat_text(fields)
 
 

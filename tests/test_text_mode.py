@@ -182,13 +182,28 @@ def test_every_dialects_way_to_write_a_chat(router: Router) -> None:
         chat([]),
         Call(Kind.CHAT, MODEL, True, {}),
         Call(Kind.CHAT, MODEL, True, {"messages": 5}),
+        Call(Kind.MESSAGES, MODEL, True, {"messages": []}),
+        Call(Kind.RESPONSES, MODEL, True, {"input": []}),
+        Call(Kind.RESPONSES, MODEL, True, {"messages": [message("user", "x" * 999)]}),
         Call(Kind.EMBEDDING, MODEL, False, {"input": "a " * 500}),
         completion(""),
         completion(None),
         chat([message("user", "x")] * 2001),
         completion("x" * 4_000_001),
     ],
-    ids=["no messages", "none", "a number", "embedding", "empty", "null", "many", "long"],
+    ids=[
+        "no messages",
+        "none",
+        "a number",
+        "no turns",
+        "no items",
+        "no input",
+        "embedding",
+        "empty",
+        "null",
+        "many",
+        "long",
+    ],
 )
 def test_what_is_not_read(router: Router, call: Call) -> None:
     view = router.reader.read(call, adapter="", block_sizes=(16,), longest=None)
@@ -207,7 +222,7 @@ JSON = st.recursive(
 def test_no_body_raises(messages: object, prompt: object, system: object) -> None:
     reader = TextReader(MODEL, limits=LIMITS)
     fields = {"messages": messages, "prompt": prompt, "system": system, "input": prompt, "cache_salt": system}
-    for kind in (Kind.CHAT, Kind.COMPLETION, Kind.EMBEDDING):
+    for kind in (Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES, Kind.RESPONSES, Kind.EMBEDDING):
         view = reader.read(Call(kind, MODEL, False, dict(fields)), adapter="", block_sizes=(16, 32), longest=None)
         assert view.tokens >= 1
 
