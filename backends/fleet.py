@@ -265,6 +265,8 @@ class Fleet:
         """See `PollListener`."""
         member = self.members.get(worker)
         if member is not None:
+            if not member.worker.models:
+                member.worker.ramp_from = self._loop.time()  # only now can it be given anything
             self.state.learn_models(member.worker, cards)
             self._follow_all()
 

@@ -8,6 +8,8 @@ from typing import Final
 
 import orjson
 
+from gateway.multipart import field_span
+
 _STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
 _FIRST: Final = re.compile(rb'"model"\s*+:\s*+(' + _STRING + rb"|null)", re.DOTALL).search
 _TOKENS: Final = re.compile(rb"(" + _STRING + rb")(\s*+:\s*+)?+|[{}\[\]]", re.DOTALL).finditer
@@ -36,7 +38,12 @@ def with_model(body: bytes, fields: Mapping[str, object], model: str) -> bytes:
 
 
 def renamed(body: bytes, model: str) -> bytes:
-    """The same for a body that names another model, whatever else is in it; what is no JSON object stays as it is."""
+    """The same for a body that names another model, whatever else is in it: a JSON object, or a form; what is neither
+    stays as it is.
+    """
+    if body.startswith(b"--"):
+        span = field_span(body, b"model")
+        return body if span is None else _spliced(body, span, model.encode())
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:

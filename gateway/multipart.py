@@ -14,8 +14,14 @@ _PARTS: Final = 64
 
 
 def form_field(body: bytes, name: bytes) -> bytes | None:
-    """The value of a form field that is no file; None where the body is no form, has no such field, or has it only in
-    the middle of a long body, between files.
+    """The value of a form field that is no file; None where `field_span` finds none."""
+    span = field_span(body, name)
+    return None if span is None else body[span[0] : span[1]]
+
+
+def field_span(body: bytes, name: bytes) -> tuple[int, int] | None:
+    """Where that value stands; None where the body is no form, has no such field, or has it only in the middle of a
+    long body, between files.
     """
     line_end = body.find(b"\r\n", 0, _BOUNDARY_BYTES + 2)
     if not body.startswith(b"--") or line_end < 3:
@@ -30,7 +36,7 @@ def form_field(body: bytes, name: bytes) -> bytes | None:
     return None if start < 0 else _search(body, name, delimiter, start + len(delimiter) + 2, len(body))
 
 
-def _search(body: bytes, name: bytes, delimiter: bytes, at: int, end: int) -> bytes | None:
+def _search(body: bytes, name: bytes, delimiter: bytes, at: int, end: int) -> tuple[int, int] | None:
     """Look at the parts whose headers lie between `at`, where one begins, and `end`."""
     for _ in range(_PARTS):
         header_end = body.find(b"\r\n\r\n", at - 2, min(at + _HEADER_BYTES, end))
@@ -39,7 +45,7 @@ def _search(body: bytes, name: bytes, delimiter: bytes, at: int, end: int) -> by
         start = header_end + 4
         if _names(body[at:header_end], name):
             stop = body.find(delimiter, start - 2, start + _VALUE_BYTES + len(delimiter))
-            return None if stop < start else body[start:stop]
+            return None if stop < start else (start, stop)
         stop = body.find(delimiter, start - 2, end)
         if stop < 0:
             return None

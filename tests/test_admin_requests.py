@@ -185,7 +185,7 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
 
 def test_the_reason_is_true_where_no_cost_decided() -> None:
     session = record()
-    session.session = True
+    session.attempts[0].decision = session.attempts[0].decision._replace(reason="session")
     alone = record()
     alone.attempts[0].candidates = alone.attempts[0].candidates[1:]
     alone.attempts[0].decision = alone.attempts[0].decision._replace(chosen=0, costs=())

@@ -18,9 +18,8 @@ from backends.simulated.fleet import FleetConfig, SimulatedFleet, SimulatedWorke
 from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from cache.prefix_index import PrefixIndex
 from gateway.pipeline import RequestPipeline
-from policies.types import WorkerId
 from tests.data_plane_fixtures import Inside, inside
-from tests.gateway_fixtures import MODEL, config_for, eventually, model_text
+from tests.gateway_fixtures import MODEL, config_for, model_text
 
 WORDS = (EMBEDDED_TOKENIZER / "words.txt").read_text().split()
 FAST = EngineConfig(speed=200.0)

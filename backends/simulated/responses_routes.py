@@ -47,7 +47,7 @@ class ResponsesRoutes:
         if parsed.previous_response_id is not None:
             history = self.store.get(parsed.previous_response_id, param="previous_response_id").history()
         chat = as_chat(parsed, history)
-        answers = serving.planner.chat(serving.new_id("resp"), serving.now(), typed(chat, ChatRequest), chat)
+        answers = serving.planner.chat(serving.new_response_id(), serving.now(), typed(chat, ChatRequest), chat)
         asked = [*history, *input_messages(parsed.input)]
         if parsed.background:
             return self._start_in_background(parsed, ResponsesRendering(answers, echoed(parsed, raw)), asked)

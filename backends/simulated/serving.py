@@ -40,6 +40,10 @@ class Serving:
         """An id that no other request of this worker has."""
         return f"{prefix}-{self.name}-{next(self._numbers)}"
 
+    def new_response_id(self) -> str:
+        """The same for a response, led by `resp_` as every server has it."""
+        return f"resp_{self.name}-{next(self._numbers)}"
+
     def now(self) -> int:
         """The wall clock, for `created`."""
         return int(time.time())

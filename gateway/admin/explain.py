@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from policies.routing import WorkerView
 
 _DIGITS: Final = 6
+_AT_HOME: Final = ("session", "follows")
 
 
 def summary(record: RequestRecord, epoch: float) -> dict[str, object]:
@@ -65,7 +66,7 @@ def _attempt(record: RequestRecord, attempt: Attempt, *, last: bool) -> dict[str
     return {
         "worker": attempt.worker,
         "after_s": _seconds(attempt.at - record.arrived),
-        "why": _why(record, attempt),
+        "why": _why(attempt),
         "predicted_cached_tokens": attempt.decision.cached_tokens,
         "candidates": [_candidate(attempt, at, view) for at, view in enumerate(attempt.candidates)],
         "result": attempt.fault or (record.outcome.value if last else "given up"),
@@ -88,10 +89,10 @@ def _candidate(attempt: Attempt, at: int, view: WorkerView) -> dict[str, object]
     }
 
 
-def _why(record: RequestRecord, attempt: Attempt) -> str:
+def _why(attempt: Attempt) -> str:
     """The choice in a sentence."""
     candidates, costs, chosen = attempt.candidates, attempt.decision.costs, attempt.decision.chosen
-    if record.session:
+    if attempt.decision.reason in _AT_HOME:
         return "its session is there"
     if len(candidates) == 1:
         return "the only candidate"

@@ -81,6 +81,6 @@ class Routing(Strict):
     """A worker that is new, or back after it was ejected, takes this long to get its full share. `0` gives it at
     once."""
     aliases: Annotated[dict[Name, Name], Field(strict=False)] = Field(default_factory=dict)
-    """Further names for models: the name a client sends, and the name under which the workers serve it. In JSON
-    bodies the worker gets its own name; forms go on as they are. `/v1/models` lists an alias with its model as
+    """Further names for models: the name a client sends, and the name under which the workers serve it. The
+    worker gets its own name. `/v1/models` lists an alias with its model as
     `root`."""
