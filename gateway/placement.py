@@ -106,6 +106,7 @@ class Placement:
             cached = self._cached_tokens(prompt) if prompt.blocks else _NOTHING_CACHED
             views = [worker.view(now) for worker in workers]
         decision = None if exchange.session is None else self._home(exchange.session, exchange, workers, cached, now)
+        exchange.record.session = decision is not None
         if decision is None:
             decision = self._decide(exchange, prompt, cached, views)
         worker = exchange.worker = workers[decision.chosen]
@@ -151,7 +152,6 @@ class Placement:
             return None
         for place, worker in enumerate(workers):
             if worker.id == home:
-                exchange.record.session = True
                 return RouteDecision(place, cached.get(home, 0), (), "follows" if exchange.follows else "session")
         return None
 
