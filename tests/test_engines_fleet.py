@@ -21,12 +21,9 @@ from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from cache.kv_events import BlockStored, KvEvent
 from cache.prefix_index import PrefixIndex
 from gateway.pipeline import RequestPipeline
-<<<<<<< HEAD
-=======
 from gateway.request_record import RequestRecord
->>>>>>> textmode
 from tests.data_plane_fixtures import Inside, inside
-from tests.gateway_fixtures import MODEL, config_for, model_text
+from tests.gateway_fixtures import MODEL, config_for, eventually, model_text
 
 WORDS = (EMBEDDED_TOKENIZER / "words.txt").read_text().split()
 FAST = EngineConfig(speed=200.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -396,7 +397,7 @@ async def test_aliases_are_listed_as_models() -> None:
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "random", "least_loaded"])
-@pytest.mark.parametrize("how", ["resumed", "added"])
+@pytest.mark.parametrize("how", ["resumed", "added", "loaded"])
 async def test_a_worker_that_comes_gets_less_at_first(policy: str, how: str) -> None:
     """Those that were there before have their full share; a window of an hour does not pass while the test runs."""
     extra = f"routing: {{policy: {policy}, slow_start: 3600s, cost: {{seed: 7}}}}"
@@ -410,7 +411,10 @@ async def test_a_worker_that_comes_gets_less_at_first(policy: str, how: str) -> 
         else:
             spec = it.program.fleet.members[fresh.id].spec
             await it.program.fleet.remove(fresh.id, 0.0)
-            it.program.fleet.add(spec)
+            if how == "added":  # its models are configured: it may be used at once
+                it.program.fleet.add(dataclasses.replace(spec, models=(MODEL,)))
+            else:  # it tells its models when it has loaded them, long after it was added
+                it.program.fleet.add(spec).ramp_from -= 7200.0
             await eventually(lambda: len(it.program.state.serving(MODEL)) == 3)
         counts: Counter[str] = Counter()
         if policy == "least_loaded":  # idle, it counts as if nine were there: both others come first
