@@ -685,18 +685,10 @@ async def test_promised_bodies_take_no_room_until_they_come(worker: RawWorker) -
     limits = "body_bytes: 100KB, total_body_bytes: 101KB"
     async with inside(plane([worker.url], limits=limits)) as gateway, contextlib.AsyncExitStack() as stack:
         body = BODY + b" " * 20_000
-<<<<<<< HEAD
-        client = await stack.enter_async_context(client_of(gateway))
-        client.write(HEAD + b"Content-Length: 100000\r\n\r\n{")
-        for _ in range(7):
-            client = await stack.enter_async_context(client_of(gateway))
-            client.write(HEAD + b"Content-Length: 100000\r\n\r\n{")
-=======
         clients = [await stack.enter_async_context(client_of(gateway)) for _ in range(8)]
         client = clients[-1]
         for each in clients:
             each.write(HEAD + b"Content-Length: 100000\r\n\r\n{")
->>>>>>> security
         await eventually(lambda: len(gateway.server.connections) == 8 and gateway.server.held_bytes == 8)
         assert (await ask(gateway, post(body))).status == 200
         client.write(b" " * 99_998)
