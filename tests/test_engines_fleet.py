@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from backends.simulated import told_events
@@ -235,7 +236,7 @@ def picture(data: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
-MODES: Any = pytest.mark.parametrize(
+MODES = pytest.mark.parametrize(
     "mode",
     [{"tokenizer": True}, {"tokenizer": False}, {"events": False}],
     ids=["tokenizer", "from workers", "text"],
@@ -285,7 +286,7 @@ async def test_a_salt_keeps_prompts_apart(mode: Any, told: bool, monkeypatch: py
         def untold(event: PoolEvent, *, block_size: int, secret: int = 0) -> KvEvent | None:
             """As engines publish that do not tell salts."""
             it = told_events.told(event, block_size=block_size, secret=secret)
-            return it._replace(salt=None) if isinstance(it, BlockStored) else it
+            return msgspec.structs.replace(it, salt=None) if isinstance(it, BlockStored) else it
 
         monkeypatch.setattr("backends.simulated.publisher.told", untold)
     salts: list[dict[str, Any]] = [{}, {"cache_salt": "s"}, {"cache_salt": "t"}, {"cache_salt": "s"}, {}]
