@@ -436,7 +436,6 @@ def _feed_follower(member: Member, rank: int) -> Callable[[FeedState], None]:
     def follow(state: FeedState) -> None:
         (member.live.add if state is FeedState.LIVE else member.live.discard)(rank)
         member.worker.publishes_events = len(member.live) == len(member.feeds)
-        log.info("KV events of worker %s: %s", member.spec.id, state.value)
 
     return follow
 

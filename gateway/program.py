@@ -304,6 +304,9 @@ class Program:
         """A worker is gone: its requests end here, or go elsewhere."""
         for exchange in [exchange for exchange in self.pipeline.live if exchange.worker is worker]:
             exchange.give_up(UpstreamFault.RESET, "the worker has been removed")
+        if worker.id not in self.fleet.members:  # nobody has taken its name
+            self.affinity.forget_worker(worker.id)
+            self.drift.forget(worker.id)
 
     def _look_at_certificates(self, now: float) -> None:
         watch = self.config.reload.watch

@@ -51,8 +51,8 @@ async def test_blocks_published_under_one_name_are_found_under_its_alias(caplog:
         async with gateway(config_for([engine.url, other.url], extra, workers_extra=[feed, ""])) as url:
             for prompt in PROMPTS:
                 await ask(engine.url, prompt)  # past the gateway: events alone can tell
-            await eventually(lambda: "w0: live" in caplog.text)
-            lived = caplog.text.count("w0: live")
+            await eventually(lambda: "w0, rank 0: live" in caplog.text)
+            lived = caplog.text.count("w0, rank 0: live")
             go.set()
-            await eventually(lambda: caplog.text.count("w0: live") > lived)
+            await eventually(lambda: caplog.text.count("w0, rank 0: live") > lived)
             assert [await ask(url, prompt) for prompt in PROMPTS] == ["w0"] * len(PROMPTS)

@@ -39,7 +39,6 @@ class Anthropic:
     end_marks: tuple[bytes, ...] = (b"event: message_stop", b"event:message_stop")
     error_marks: tuple[bytes, ...] = (b"event: error", b"event:error")
     has_ids: bool = False
-    data_starts: tuple[bytes, ...] = (b"{", b"[DONE]")  # the latter from older vLLM, behind message_stop
 
     def error_body(self, error: ApiError) -> bytes:
         """The error object."""

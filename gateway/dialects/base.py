@@ -33,8 +33,6 @@ class Dialect(Protocol):
     """Beginnings of the lines by which a stream says that it has failed."""
     has_ids: bool
     """May later requests refer to an answer by its id?"""
-    data_starts: tuple[bytes, ...]
-    """With which of these bytes the payload of every event begins, where it is well formed."""
 
     def error_body(self, error: ApiError) -> bytes:
         """A JSON body."""

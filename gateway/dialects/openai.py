@@ -21,7 +21,6 @@ class OpenAi:
     end_marks: tuple[bytes, ...] = (b"data: [DONE]", b"data:[DONE]")
     error_marks: tuple[bytes, ...] = (b'data: {"error"', b'data:{"error"', b"event: error")
     has_ids: bool = False
-    data_starts: tuple[bytes, ...] = (b"{", b"[DONE]")
 
     def error_body(self, error: ApiError) -> bytes:
         """The error object."""

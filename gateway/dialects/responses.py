@@ -29,7 +29,6 @@ class Responses:
     end_marks: tuple[bytes, ...] = _lines_of(b"response.completed", b"response.incomplete")
     error_marks: tuple[bytes, ...] = (*_lines_of(b"response.failed", b"error"), b'data: {"error"', b'data:{"error"')
     has_ids: bool = True
-    data_starts: tuple[bytes, ...] = (b"{", b"[DONE]")
 
     def error_body(self, error: ApiError) -> bytes:
         """The error object, as in OpenAI's other APIs."""
