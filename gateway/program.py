@@ -7,7 +7,6 @@ anything is changed; what remains cannot fail. Sockets stay as they were opened.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import random
@@ -141,11 +140,6 @@ class Program:
                 listen.host, listen.port, backlog=listen.backlog, reuse_port=listen.reuse_port, tls=self.tls
             )
         self.started = True
-        # What is alive now lives as long as the process; the collector need not look at it again, and what a
-        # request leaves behind is freed by reference counts.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 50, 100)
         return port
 
     async def close(self) -> None:
@@ -161,7 +155,6 @@ class Program:
         await _within(3 * _END_SECONDS, self.fleet.close(), "the workers' connections")
         await _within(_END_SECONDS, self.admin.close(), "the control plane")
         self._executor.shutdown(wait=False, cancel_futures=True)
-        gc.unfreeze()  # else a program that is no more would never be freed
 
     # -- another configuration
 

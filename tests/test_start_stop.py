@@ -61,14 +61,14 @@ async def once(config: Config) -> None:
             assert response.status == 200
 
 
-async def test_two_hundred_lives_leave_nothing() -> None:
+async def test_many_lives_leave_nothing() -> None:
     async with SimulatedFleet(2, FleetConfig(), text=model_text()) as fleet:
         config = with_events(fleet)
         for _ in range(3):
             await once(config)
         await asyncio.sleep(0.1)
         before = census()
-        for _ in range(200):
+        for _ in range(60):
             async with running(config):
                 pass
         for _ in range(3):

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet
-from gateway.app import running
+from gateway.app import running, settle_down
 from gateway.cli.simulate import gateway_config
 from gateway.cli.start_errors import told_plainly
 from gateway.config import Log, parse_config
@@ -61,6 +61,7 @@ async def _demo(port: int, workers: int, *, replay: bool, stay: bool, speed: flo
             **gateway_config(fleet),
         }
         async with running(parse_config(yaml.safe_dump(settings))) as (program, bound):
+            settle_down()
             url = f"http://127.0.0.1:{bound}"
             console.print(
                 f"[bold green]prefixgate[/] listens on [bold]{url}[/], in front of {workers} simulated workers."
