@@ -100,8 +100,9 @@ class StreamWatch:
         """
         if self.ended:
             return data
-        start = 0
-        for boundary in _BOUNDARY.finditer(data):
+        known = self._ordinary.match(data)
+        start = 0 if known is None else known.end()
+        for boundary in _BOUNDARY.finditer(data, start):
             kind = self._kind(data[start : boundary.start()])
             if kind is _Event.MALFORMED:
                 self.malformed = True
@@ -149,4 +150,4 @@ def _is_json(payload: bytes) -> bool:
 @cache
 def _ordinary(end_marks: tuple[bytes, ...], error_marks: tuple[bytes, ...]) -> re.Pattern[bytes]:
     special = b"|".join(map(re.escape, end_marks + error_marks))
-    return re.compile(rb"(?:(?!%b)(?:event: [^\r\n]*\n)?data: \{[^\r\n]*\}\n\n)+" % special)
+    return re.compile(rb"(?:(?!%b)(?:event: [^\r\n]*\n)?data: \{[^\r\n]*\}\n\n)++" % special)
