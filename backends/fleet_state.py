@@ -208,6 +208,8 @@ class FleetState:
         """Its prefill is over, and the worker is well."""
         worker = reservation.worker
         self._answered(reservation, now)
+        if reservation.generates:
+            worker.progress.progressed(now)  # even an answer that is over before anybody looks is a sign of life
         if worker.failures:
             self.wake(worker)
         worker.prefill.answered(reservation.ticket, now)

@@ -7,7 +7,6 @@ life, so what is watched is each worker's progress over all its requests, here f
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Protocol
 
 from backends.errors import UpstreamFault
@@ -52,7 +51,7 @@ class Watchdog:
     @staticmethod
     def _follow(exchange: Exchange, reservation: Reservation, now: float) -> None:
         """Tell the worker's progress what has come of one request. One that is over before it is first seen here
-        needs no telling: those that hang are not.
+        has told of it with its first byte.
         """
         progress, flight = reservation.worker.progress, reservation.flight
         if flight is None and reservation.generates:
@@ -73,9 +72,5 @@ class Watchdog:
             "worker %s hangs: %d requests and no progress%s",
             worker.id, len(stuck), "; it is left out" if ejected else "",
         )  # fmt: skip
-        _give_up(stuck)
-
-
-def _give_up(exchanges: Iterable[Exchange]) -> None:
-    for exchange in exchanges:
-        exchange.give_up(UpstreamFault.HUNG)
+        for exchange in stuck:
+            exchange.give_up(UpstreamFault.HUNG)

@@ -6,6 +6,7 @@ import pytest
 
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
+from policies.progress import ProgressRules
 from policies.types import WorkerId
 
 
@@ -224,3 +225,18 @@ def test_those_tried_are_left_out() -> None:
     assert names(fleet.candidates(fleet.serving("m"), [one], 0.5)) == ["c"]
     assert names(fleet.candidates(fleet.serving("m"), [one, three], 0.5)) == ["b"], "resting, but the last one left"
     assert list(fleet.candidates(fleet.serving("m"), [one, two, three], 0.5)) == []
+
+
+def test_short_answers_show_that_a_worker_with_a_long_one_does_not_hang() -> None:
+    """The sweep sees the long request alone: the short ones begin and end between two looks."""
+    member = worker("a", "m")
+    member.progress.rules = ProgressRules(hung_after=10.0, patience=1.0)
+    fleet = fleet_of(member)
+    long = fleet.reserve(member, None, 0.0, streams=True)
+    long.flight = member.progress.sent(0.0, streams=True)
+    for second in range(1, 60):
+        short = fleet.reserve(member, None, float(second), streams=True)
+        fleet.first_byte(short, second + 0.1)
+        fleet.release(short, second + 0.2)
+        assert not member.progress.is_hung(second + 0.5)
+    assert member.progress.is_hung(100.0), "it is silent now"
