@@ -238,5 +238,5 @@ def test_short_answers_show_that_a_worker_with_a_long_one_does_not_hang() -> Non
         short = fleet.reserve(member, None, float(second), streams=True)
         fleet.first_byte(short, second + 0.1)
         fleet.release(short, second + 0.2)
-        assert not member.progress.is_hung(second + 0.5)
-    assert member.progress.is_hung(100.0), "it is silent now"
+        assert not member.progress.is_hung(second + 0.5, 1.0)
+    assert member.progress.is_hung(100.0, 1.0), "it is silent now"
