@@ -253,8 +253,8 @@ class Fleet:
             return
         state = member.worker
         state.running, state.waiting, state.kv_used = load.running, load.waiting, load.kv_used
-        if load.running is not None:
-            state.foreign = max(0, load.running + (load.waiting or 0) - state.active)
+        at_work = 0 if load.running is None else load.running + (load.waiting or 0)
+        state.foreign = max(0, at_work - state.active)
         tokens = [count for count in (load.prompt_tokens, load.generation_tokens) if count is not None]
         state.progress.counters(float(sum(tokens)) if tokens else None, now)
         if load.kv_blocks:

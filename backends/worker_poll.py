@@ -41,7 +41,7 @@ class PollListener(Protocol):
         """A probe has ended; `detail` says why where it is not `ok`."""
 
     def load(self, worker: WorkerId, load: EngineLoad, now: float) -> None:
-        """Its metrics have been read."""
+        """Its metrics have been read; a load that tells nothing where they can be read no longer."""
 
     def models(self, worker: WorkerId, cards: Sequence[dict[str, object]]) -> None:
         """Its `/v1/models` has been read: the model objects, as they came."""
@@ -93,6 +93,7 @@ class WorkerPoll:
         self._health_path = self.settings.health_path
         self._metrics_paths: tuple[str, ...] = _METRICS_PATHS
         self._open_questions = 3
+        self._loaded = False  # has it told its load, and not ceased to?
         self._trouble: dict[str, str] = {}
         self._wakers = [asyncio.Event() for _ in range(3)]
 
@@ -176,6 +177,7 @@ class WorkerPoll:
                 # The worker does not answer at all; whether it has metrics is not known.
                 if self._news("metrics", "failed"):
                     log.warning("worker %s did not tell its load: %s", self.worker, _reason(error))
+                    self._tell_load(EngineLoad())
                 return None
             if status == HTTPStatus.OK:
                 load = read_load(body)
@@ -188,12 +190,19 @@ class WorkerPoll:
             self._metrics_paths = _METRICS_PATHS
             if self._news("metrics", "none"):
                 log.info("worker %s tells no load: %s", self.worker, trouble)
+                self._tell_load(EngineLoad())
             return max(self.settings.rare_interval, self.settings.metrics_interval)
         if self._news("metrics", ""):
             log.info("worker %s tells its load again", self.worker)
-        now = asyncio.get_running_loop().time()
-        self._tell(lambda: self._listener.load(self.worker, load, now))
+        self._tell_load(load)
         return None
+
+    def _tell_load(self, load: EngineLoad) -> None:
+        """What is no longer told is no longer known; of a worker that has told nothing yet there is nothing to say."""
+        if load.tells or self._loaded:
+            self._loaded = load.tells
+            now = asyncio.get_running_loop().time()
+            self._tell(lambda: self._listener.load(self.worker, load, now))
 
     async def _ask_models(self, session: aiohttp.ClientSession) -> None:
         try:

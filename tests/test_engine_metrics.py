@@ -420,6 +420,22 @@ async def test_many_polls_of_which_some_go() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_a_load_that_is_told_no_longer_is_no_longer_known() -> None:
+    heard = Heard()
+    async with Site().running() as site:
+        del site.answers["/metrics"]
+        task = asyncio.create_task(WorkerPoll(W, site.url, listener=heard, settings=FAST).run())
+        await eventually(lambda: len(heard.probes) > 2)
+        assert heard.loads == [], "there never was one"
+        site.answers["/metrics"] = lambda _: web.Response(body=VLLM)
+        await eventually(lambda: heard.loads)
+        assert heard.loads[-1].tells
+        site.answers["/metrics"] = lambda _: web.Response(status=500)
+        await eventually(lambda: not heard.loads[-1].tells)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_worker_that_speaks_no_tls_is_not_well_under_https() -> None:
     heard = Heard()
     async with Site().running() as site:
