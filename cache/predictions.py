@@ -47,7 +47,7 @@ class Predictions:
 
     def __init__(self, tables: BlockTables, *, max_blocks: int) -> None:
         self._tables = tables
-        self._bound = max(1, max_blocks // _FRACTION)
+        self.resize(max_blocks)
         self.n_held = 0
         """Predicted entries of all workers."""
         self.n_recent = 0
@@ -57,6 +57,10 @@ class Predictions:
         self.n_queued = 0
         """Blocks in that heap; those prolonged or confirmed since are still in it."""
         self._ticket = count()
+
+    def resize(self, max_blocks: int) -> None:
+        """Take up another bound of the index; what is too much goes with the next prediction."""
+        self._bound = max(1, max_blocks // _FRACTION)
 
     def prepare(self, state: WorkerBlocks, hashes: Sequence[BlockHash], start: int, deadline: float) -> Open:
         """What predicting `hashes[start:]` until `deadline` would change, as much as fits in the bound: the

@@ -57,9 +57,7 @@ class PrefixIndex:
         """A worker with up to `clear_at_once` entries is cleared on the spot, which by default takes less than
         a millisecond; one with more is given a new bit and swept later.
         """
-        if max_blocks < 1:
-            message = f"max_blocks must be positive, not {max_blocks}"
-            raise ValueError(message)
+        _check_bound(max_blocks)
         self.max_blocks = max_blocks
         self._clear_at_once = clear_at_once
         self.stats = PrefixIndexStats()
@@ -196,6 +194,15 @@ class PrefixIndex:
         del ours[self.max_blocks :]
         self._make_room(len(ours))
         self._exact.insert(state, (rank, tier), event.block_hashes, ours)
+
+    def resize(self, max_blocks: int) -> None:
+        """Bound it otherwise from now on; what is too much goes at once, some microseconds a block. Raises ValueError
+        below 1.
+        """
+        _check_bound(max_blocks)
+        self.max_blocks = max_blocks
+        self._predictions.resize(max_blocks)
+        self._make_room(0)
 
     # --- what routing adds ---
 
@@ -348,6 +355,12 @@ class PrefixIndex:
         check_slots(workers, self._slots)
         check_counts(workers, self._exact, self._predictions, self._slots, self.max_blocks)
         check_queue(workers, self._predictions)
+
+
+def _check_bound(max_blocks: int) -> None:
+    if max_blocks < 1:
+        message = f"max_blocks must be positive, not {max_blocks}"
+        raise ValueError(message)
 
 
 def _check_capacity(blocks: int | None) -> None:

@@ -57,6 +57,8 @@ log = logging.getLogger(__name__)
 _FIRST_ROUND_SECONDS: Final = 3.0
 _END_SECONDS: Final = 5.0
 """For each part to end, beyond the grace that it was given: nothing may keep the program from ending."""
+_EVICTED_A_TURN: Final = 1024
+"""Blocks, when the index is made smaller: about a millisecond."""
 CONFIGURED: Final = "config"
 
 
@@ -202,7 +204,12 @@ class Program:
             and config.tokens == before.tokens
             and (reader := self.readers.configured(model.name)) is not None
         }
+        if config.tokens.threads != before.tokens.threads:
+            self._executor.shutdown(wait=False)  # what was handed to it is done all the same
+            self._executor = ThreadPoolExecutor(config.tokens.threads, thread_name_prefix="tokens")
         self.readers.configure(self._readers(config, tokenizers, kept))
+        if config.index.max_blocks != before.index.max_blocks:
+            self.background(self._resize_index(), "the index's new bound")
         if config.tokens != before.tokens:
             self.readers.forget_made()  # they are made again, with the new limits
         self._tokenizers = tokenizers
@@ -222,6 +229,13 @@ class Program:
         self.fleet.reconcile(CONFIGURED, specs, grace=config.discovery.drain)
         if config.discovery != before.discovery:
             self._discover(config)
+
+    async def _resize_index(self) -> None:
+        """Take up the index's bound; a smaller one in steps, so that the loop is never held up for long."""
+        index = self.index
+        while index.max_blocks != (target := self.config.index.max_blocks):
+            index.resize(max(target, min(index.max_blocks, len(index) + index.stale_count) - _EVICTED_A_TURN))
+            await asyncio.sleep(0)
 
     def _observe(self, config: Config) -> None:
         """Who is told of requests that are over."""
@@ -359,14 +373,12 @@ def _same_collector(before: Config, after: Config) -> bool:
 
 
 def _needs_restart(before: Config, after: Config) -> list[str]:
-    """Settings that have changed and that only a restart takes up: those of sockets and threads."""
+    """Settings that have changed and that only a restart takes up: those of sockets."""
     changed = [
         f"{section}.{name}"
         for section, names in (
             ("listen", ("host", "port", "backlog", "reuse_port", "tls")),
             ("admin", ("host", "port")),
-            ("tokens", ("threads",)),
-            ("index", ("max_blocks",)),
         )
         for name in names
         if getattr(getattr(before, section), name) != getattr(getattr(after, section), name)

@@ -65,6 +65,20 @@ def test_nothing_is_known_at_first() -> None:
     assert (len(index), index.block_count(A), index.block_count(C)) == (0, 0, 0)
 
 
+def test_another_bound() -> None:
+    index = index_of(A, B, max_blocks=1000)
+    index.apply(A, stored(0, 600))
+    index.apply(B, stored(0, 300))
+    for bound in (900, 400, 1, 2000):
+        index.resize(bound)
+        assert len(index) + index.stale_count <= bound
+        index.check_integrity()
+    index.apply(B, stored(0, 300))
+    assert index.match(chain(300))[B] == 300
+    with pytest.raises(ValueError, match="positive"):
+        index.resize(0)
+
+
 def test_match_is_the_longest_run_of_leading_blocks() -> None:
     index = index_of(A, B, C)
     index.apply(A, stored(0, 5))

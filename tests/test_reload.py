@@ -22,7 +22,7 @@ from gateway.config import ConfigError
 from gateway.program import Program
 from gateway.telemetry.access_log import AccessLog
 from policies.routing import Needs
-from policies.types import WorkerId
+from policies.types import BlockHash, WorkerId
 from tests.data_plane_fixtures import free_port
 from tests.gateway_fixtures import eventually
 from tests.reload_fixtures import CHAT, TOKEN, Running, entry, from_file, lines
@@ -191,9 +191,25 @@ async def test_spans_begin_go_elsewhere_and_end(gateway: Running) -> None:
 
 async def test_what_needs_a_restart_is_said_and_the_rest_is_taken_up(gateway: Running) -> None:
     await gateway.change(listen="{port: 1}", tokens="{threads: 2}", log="{level: warning}")
-    await eventually(lambda: gateway.said("only a restart takes up listen.port, tokens.threads") == 1)
+    await eventually(lambda: gateway.said("only a restart takes up listen.port") == 1)
+    assert gateway.said("tokens.threads") == 0
+    assert gateway.program._executor._max_workers == 2
     assert logging.getLogger().level == logging.WARNING
     await gateway.chat()
+
+
+async def test_the_index_takes_up_its_bound(gateway: Running) -> None:
+    index = gateway.program.index
+    index.add_worker(WorkerId("filled"), model="m", block_size=16)
+    index.predict(WorkerId("filled"), [BlockHash(number) for number in range(1, 9_001)], start=0, now=0.0, ttl=1e9)
+    assert len(index) == 9_000
+    await gateway.change(index="{max_blocks: 40000}")
+    await eventually(lambda: index.max_blocks == 40_000)
+    assert len(index) == 9_000
+    await gateway.change(index="{max_blocks: 5000}")
+    await eventually(lambda: index.max_blocks == 5_000)
+    assert 0 < len(index) <= 5_000
+    index.check_integrity()
 
 
 async def test_a_worker_of_the_operators_survives(gateway: Running) -> None:
