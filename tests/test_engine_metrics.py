@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -424,7 +425,8 @@ async def test_a_load_that_is_told_no_longer_is_no_longer_known() -> None:
     heard = Heard()
     async with Site().running() as site:
         del site.answers["/metrics"]
-        task = asyncio.create_task(WorkerPoll(W, site.url, listener=heard, settings=FAST).run())
+        settings = replace(FAST, rare_interval=0.02)
+        task = asyncio.create_task(WorkerPoll(W, site.url, listener=heard, settings=settings).run())
         await eventually(lambda: len(heard.probes) > 2)
         assert heard.loads == [], "there never was one"
         site.answers["/metrics"] = lambda _: web.Response(body=VLLM)
