@@ -282,13 +282,14 @@ async def test_an_image_is_part_of_the_prompt(mode: Any) -> None:
 @MODES
 async def test_a_salt_keeps_prompts_apart(mode: Any, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not told:
+        tell = told_events.told
 
         def untold(event: PoolEvent, *, block_size: int, secret: int = 0) -> KvEvent | None:
             """As engines publish that do not tell salts."""
-            it = told_events.told(event, block_size=block_size, secret=secret)
+            it = tell(event, block_size=block_size, secret=secret)
             return msgspec.structs.replace(it, salt=None) if isinstance(it, BlockStored) else it
 
-        monkeypatch.setattr("backends.simulated.publisher.told", untold)
+        monkeypatch.setattr("backends.simulated.told_events.told", untold)
     salts: list[dict[str, Any]] = [{}, {"cache_salt": "s"}, {"cache_salt": "t"}, {"cache_salt": "s"}, {}]
     async with running(1, extra="tokens: {wait: 5s}\n", **mode) as it:
         plain, s, t, s_again, plain_again = await predictions(it, chat([user(words(600, 1))]), *salts)

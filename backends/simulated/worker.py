@@ -10,14 +10,15 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from backends.aiohttp_memory import forget_handlers
+from backends.kv_publisher import KvEventPublisher
 from backends.simulated.driver import EngineDriver
 from backends.simulated.engine import EngineConfig, SimulatedEngine
 from backends.simulated.fault_injection import reset_connection
 from backends.simulated.model_text import EMBEDDED_TOKENIZER, ModelText
 from backends.simulated.prometheus_text import Flavour
-from backends.simulated.publisher import KvEventPublisher
 from backends.simulated.server import ReceivedRequest, SimulatedServer
 from backends.simulated.serving import Serving
+from backends.simulated.told_events import Teller
 from cache.kv_events import Encoding
 
 
@@ -70,7 +71,10 @@ class SimulatedWorker:
         config = self._config
         self.engine = SimulatedEngine(config.engine)
         self.publisher = self._publisher() if config.kv_events else None
-        self.driver = EngineDriver(self.engine, None if self.publisher is None else self.publisher.publish)
+        tell = None
+        if self.publisher is not None:
+            tell = Teller(self.publisher.publish, block_size=config.engine.block_size).tell
+        self.driver = EngineDriver(self.engine, tell)
         serving = Serving(self.name, self._text, self.driver, faults=config.faults, adapters=config.adapters)
         self._faults = serving.faults
         server = SimulatedServer(
@@ -186,7 +190,6 @@ class SimulatedWorker:
     def _publisher(self) -> KvEventPublisher:
         config = self._config
         publisher = KvEventPublisher(
-            block_size=config.engine.block_size,
             endpoint=self._endpoints[0],
             replay_endpoint=self._endpoints[1],
             topic=config.kv_topic,

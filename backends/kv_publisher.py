@@ -1,19 +1,18 @@
-"""Publish an engine's KV events over ZMQ as vLLM does: PUB with sequence numbers, ROUTER for replay."""
+"""Publish an engine's KV events over ZMQ as vLLM does: PUB with sequence numbers, ROUTER for replay.
+
+For engines of our own: the simulated one and the torch worker.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from itertools import islice
-from random import SystemRandom
 
 import zmq
 import zmq.asyncio
 
-from backends.simulated.engine import KvBatch
-from backends.simulated.told_events import told
 from cache.kv_events import Encoding, EventBatch, encode_batch
 
 REPLAY_BATCHES = 10_000
@@ -23,29 +22,21 @@ _MOST_CLIENT_FRAMES = 3
 
 
 class KvEventPublisher:
-    """Binds on construction: raises zmq.ZMQError when a port is taken. `endpoint`s name real ports.
-
-    The hashes it tells are the engine's, masked with a secret of this process: opaque, and different after a
-    restart, as vLLM's are.
-    """
+    """Binds on construction: raises zmq.ZMQError when a port is taken. `endpoint`s name real ports."""
 
     def __init__(
         self,
         *,
-        block_size: int,
         endpoint: str = "tcp://127.0.0.1:*",
         replay_endpoint: str = "tcp://127.0.0.1:*",
         topic: str = "",
         encoding: Encoding = Encoding.ARRAY,
     ) -> None:
-        self._block_size = block_size
         self._topic = topic.encode()
         self._encoding = encoding
-        self._secret = SystemRandom().getrandbits(64)
         self.kept: deque[tuple[bytes, bytes]] = deque(maxlen=REPLAY_BATCHES)
         """Sequence number and payload of the last batches, as they are on the wire."""
         self._sequence = 0
-        self._epoch = time.time() - time.monotonic()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._async_context = zmq.asyncio.Context(self._context)
         self._publish = self._context.socket(zmq.PUB)
@@ -61,18 +52,13 @@ class KvEventPublisher:
             raise
         self._task = asyncio.get_running_loop().create_task(self._serve_replay())
 
-    def publish(self, batches: list[KvBatch]) -> None:
-        """Send each batch under the next sequence number. Never blocks: slow readers miss some."""
-        for batch in batches:
-            told_events = (told(each, block_size=self._block_size, secret=self._secret) for each in batch.events)
-            events = tuple(event for event in told_events if event is not None)
-            if not events:
-                continue
-            payload = encode_batch(EventBatch(self._epoch + batch.at, events, dp_rank=0), self._encoding)
-            sequence = self._sequence.to_bytes(8, "big")
-            self._sequence += 1
-            self.kept.append((sequence, payload))
-            self._publish.send_multipart((self._topic, sequence, payload))
+    def publish(self, batch: EventBatch) -> None:
+        """Send it under the next sequence number. Never blocks: slow readers miss some."""
+        payload = encode_batch(batch, self._encoding)
+        sequence = self._sequence.to_bytes(8, "big")
+        self._sequence += 1
+        self.kept.append((sequence, payload))
+        self._publish.send_multipart((self._topic, sequence, payload))
 
     async def close(self) -> None:
         """Close both sockets."""
