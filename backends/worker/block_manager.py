@@ -40,9 +40,7 @@ class BlockManager:
         "releases",
     )
 
-    def __init__(
-        self, n_blocks: int, block_size: int, model: str, *, hash_blocks: HashBlocks = extend_chain
-    ) -> None:
+    def __init__(self, n_blocks: int, block_size: int, model: str, *, hash_blocks: HashBlocks = extend_chain) -> None:
         """`model` is part of every hash: the name under which the gateway knows the model. Raises ValueError when
         one of the sizes is not positive.
         """
@@ -159,11 +157,13 @@ class BlockManager:
         """
         self._cache.abort()
 
-    def clear(self) -> None:
-        """Forget what is cached. Blocks in use stay in use, and neither they nor what follows them is found again.
-        Between steps only.
+    def clear(self, holders: Iterable[Sequence]) -> None:
+        """Forget what is cached. `holders`, all sequences that hold blocks, keep them, and neither these blocks, full
+        or not, nor what follows them will be found. Between steps only.
         """
         self._cache.clear()
+        for sequence in holders:
+            sequence.n_offered = self.n_blocks
         self._empty.extend(reversed(self._cached_free))
         self._cached_free.clear()
 

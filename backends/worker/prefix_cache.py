@@ -18,7 +18,6 @@ before any of it is read. It is told with `commit`, or taken back with `abort`.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from itertools import chain
 from typing import Final
 
 from cache.block_hash import TOKEN_BYTES
@@ -124,24 +123,20 @@ class PrefixCache:
         self._fresh.clear()
         self._tell()
 
-    def abort(self) -> list[int]:
-        """The step was not computed: forget the blocks that it entered. Returns them; what it evicted stays evicted."""
-        entered = self._fresh
-        self._fresh = []
-        for block in entered:
+    def abort(self) -> None:
+        """The step was not computed: forget the blocks that it entered. What it evicted stays evicted."""
+        for block in self._fresh:
             self._drop(block)
+        self._fresh.clear()
         # A node that the step made has no blocks left, and nobody was told of it.
         self._log = [entry for entry in self._log if not isinstance(entry, CachedPrefix)]
         self._tell()
-        return entered
 
-    def clear(self) -> list[int]:
-        """Forget everything; the blocks that could be found. Between steps only."""
-        blocks = list(self._of_block)
+    def clear(self) -> None:
+        """Forget everything. Between steps only."""
         self._of_block.clear()
         self._by_hash.clear()
         self._events.append(AllBlocksCleared())
-        return blocks
 
     def take_events(self) -> tuple[KvEvent, ...]:
         """What has changed since the last call, in order, as far as it was committed."""
