@@ -127,10 +127,9 @@ class Scheduler:
             return False
         if sequence.status is Status.WAITING:
             del self._waiting[bisect_left(self._waiting, _order(sequence), key=_order)]
-            self._end(sequence)
         else:
             self._running.remove(sequence)
-            self._end(sequence)
+        self._end(sequence)
         return True
 
     @property
@@ -206,7 +205,7 @@ class Scheduler:
         )
 
     def clear_cache(self) -> None:
-        """Forget the prefix cache. Running sequences go on, and what they hold will not be found. Between steps only."""
+        """Forget the prefix cache. Running sequences go on; what they hold is not found. Between steps only."""
         self._assert_idle()
         self.blocks.clear(self._running)
 
