@@ -25,8 +25,6 @@ GREEDY_BELOW = 1e-5
 
 _MOST_SELECTED = 1024
 """A larger top-k is cut after sorting, which is then cheaper than to look for its smallest weight."""
-_SUMMED = 1024
-"""Weights are summed in runs of so many, each run by one thread: the sum is the same in every batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +184,10 @@ class Sampler:
 
     def _sums(self, weights: Tensor) -> list[float]:
         """Of each row, in float64."""
-        whole = self._vocab - self._vocab % _SUMMED
-        parts = weights[:, :whole].unflatten(1, (-1, _SUMMED)).sum(-1, dtype=torch.float64)
-        rest = weights[:, whole:].sum(-1, dtype=torch.float64, keepdim=True)
-        return [float(row.sum()) for row in torch.cat((parts, rest), 1).cpu().numpy()]
+        if self._device.type == "cpu":
+            # One row at a time in one thread: the same sum in every batch.
+            return [float(row.sum(dtype=np.float64)) for row in weights.numpy()]
+        return weights.sum(-1, dtype=torch.float64).tolist()
 
     def _floors(
         self, weights: Tensor, all_params: Sequence[SamplingParams], totals: list[float], samples: list[float]

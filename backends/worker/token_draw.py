@@ -29,11 +29,14 @@ def ranked(scores: Floats, ids: Ids) -> Ids:
         return np.argsort(-scores, kind="stable").astype(np.int64, copy=False)
     # One integer key for both, since integers sort many times faster: the bits of a float ascend as it does once
     # those of negative ones are turned. Adding zero makes one zero of two.
-    bits = (scores + np.float32(0)).view(np.int32).astype(np.int64)
-    ascending = np.where(bits < 0, bits ^ 0x7FFF_FFFF, bits)
-    keys = (~ascending << 32) | np.arange(len(ids), dtype=np.int64)
+    bits = (scores + np.float32(0)).view(np.int32)
+    bits ^= (bits >> 31) & 0x7FFF_FFFF
+    keys = np.invert(bits, out=bits).astype(np.int64)
+    keys <<= 32
+    keys |= np.arange(len(ids), dtype=np.int64)
     keys.sort()
-    return keys & 0xFFFF_FFFF
+    keys &= 0xFFFF_FFFF
+    return keys
 
 
 def draw(weights: Floats, *, total: float | None, top_k: int, top_p: float, sample: float) -> int:
