@@ -45,7 +45,7 @@ class ServerEnd:
         self.endpoint = f"ipc://{self._folder / _SOCKET_NAME}"
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
-        self._unsent: set[asyncio.Future[object]] = set()
+        self._unsent: set[asyncio.Future[zmq.MessageTracker | None]] = set()
         _bound(self._socket)
         self._socket.set(zmq.LINGER, 0)
         try:
@@ -61,7 +61,7 @@ class ServerEnd:
         """
         if isinstance(message, Submit) and len(self._unsent) >= _MOST_UNSENT:
             raise ChannelFullError("the engine does not take what it is sent")
-        sent: asyncio.Future[object] = self._socket.send(_encoder.encode(message))
+        sent = asyncio.ensure_future(self._socket.send(_encoder.encode(message)))  # sent at once where there is room
         if not sent.done():
             self._unsent.add(sent)
             sent.add_done_callback(self._was_sent)
@@ -80,7 +80,7 @@ class ServerEnd:
         self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _was_sent(self, sent: asyncio.Future[object]) -> None:
+    def _was_sent(self, sent: asyncio.Future[zmq.MessageTracker | None]) -> None:
         self._unsent.discard(sent)
         if not sent.cancelled():
             sent.exception()  # a closed socket; looked at, so that nobody complains

@@ -14,7 +14,7 @@ import msgspec
 from backends.engine_api.api_errors import ApiError
 from backends.engine_api.bodies import StreamOptions
 
-_NOTHING: Final = (None, False, "", [], {})
+_NOTHING: Final[tuple[object, ...]] = (None, False, "", [], {})
 _UNSUPPORTED: Final = (
     "guided_choice",
     "guided_grammar",

@@ -67,7 +67,7 @@ class WorkerServer:
             "object": "model",
             "created": serving.created,
             "owned_by": "prefixgate",
-            "root": serving.options.engine.model,
+            "root": serving.model,
             "parent": None,
             "max_model_len": serving.ready.max_model_len,
         }

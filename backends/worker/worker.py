@@ -109,15 +109,9 @@ class Worker:
             stack.push_async_callback(self._publisher.close)
         stack.push_async_callback(self.engine.close, options.stop_within)
         directory = options.tokenizer or Path(options.engine.model)
-        loading = asyncio.create_task(asyncio.to_thread(Tokenizer.load, directory, chat_template=options.chat_template))
-        try:
-            self._ready = await self.engine.start(options.ready_within)
-        finally:
-            # A thread cannot be stopped: it is waited for, so that its error is not lost.
-            (loaded,) = await asyncio.gather(loading, return_exceptions=True)
-        if isinstance(loaded, BaseException):
-            raise loaded
-        serving = Serving(options, self.engine, self._ready, loaded)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, directory, chat_template=options.chat_template)
+        self._ready = await self.engine.start(options.ready_within)
+        serving = Serving(options, self.engine, self._ready, tokenizer)
         stack.callback(serving.close)
         runner = web.AppRunner(
             WorkerServer(serving).app(),
