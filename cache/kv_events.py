@@ -54,7 +54,7 @@ class KvEventError(Exception):
     """A payload that is no batch of KV events."""
 
 
-class BlockStored(msgspec.Struct, frozen=True, gc=False):
+class BlockStored(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Consecutive full blocks that became resident, the first of them following `parent`."""
 
     block_hashes: tuple[EngineHash, ...]
@@ -82,7 +82,7 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
         return self.adapter or None
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
+class BlockRemoved(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Blocks that left one medium."""
 
     block_hashes: tuple[EngineHash, ...]
@@ -90,7 +90,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
     group: int | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False):
+class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The engine emptied its cache."""
 
 

@@ -10,7 +10,7 @@ import aiohttp
 import openai
 import pytest
 
-from backends.simulated.api_errors import ApiError
+from backends.engine_api.api_errors import ApiError
 from backends.simulated.fleet import SimulatedWorker
 from backends.simulated.responses_requests import input_messages
 from backends.simulated.responses_store import ResponseStore, StoredResponse

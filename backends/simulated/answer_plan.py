@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from xxhash import xxh3_64_intdigest
 
+from backends.engine_api.api_errors import ApiError
+from backends.engine_api.lengths import output_tokens
 from backends.simulated.answers import Answers, Choice
-from backends.simulated.api_errors import ApiError
 from backends.simulated.engine import EngineConfig
 from backends.simulated.image_parts import images_as_text
 from backends.simulated.kv_chain import EngineHash, chain_root, extend
@@ -167,22 +168,4 @@ class Planner:
         return Choice(choice.index, sim, self._text.pieces(ids), reason, tool=name)
 
     def _check_length(self, n_tokens: int, most: int | None) -> int:
-        """How many tokens may be generated. Raises ApiError in vLLM's words if it is too long."""
-        limit = self._config.context_tokens
-        if n_tokens == 0:
-            raise ApiError(400, "The decoder prompt cannot be empty", param="prompt")
-        left = limit - n_tokens
-        if left <= 0:
-            message = (
-                f"This model's maximum context length is {limit} tokens. However, your request "
-                f"has {n_tokens} input tokens. Please reduce the length of the input messages."
-            )
-            raise ApiError(400, message, param="input_tokens")
-        if most is not None and most > left:
-            message = (
-                f"'max_tokens' or 'max_completion_tokens' is too large: {most}. This model's maximum "
-                f"context length is {limit} tokens and your request has {n_tokens} input tokens "
-                f"({most} > {limit} - {n_tokens})."
-            )
-            raise ApiError(400, message, param="max_tokens")
-        return left if most is None else most
+        return output_tokens(n_tokens, self._config.context_tokens, most)

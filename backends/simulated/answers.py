@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import orjson
+from typing import Protocol
 
 from backends.simulated.sequence import SimRequest
 
@@ -124,13 +122,3 @@ def stream_events(rendering: Rendering) -> list[bytes]:
     parts.append(rendering.end())
     # No event's JSON holds a line end.
     return [event + b"\n\n" for event in b"".join(parts).split(b"\n\n") if event]
-
-
-def data_event(value: Mapping[str, Any]) -> bytes:
-    """An SSE event without a name."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"
-
-
-def named_event(value: Mapping[str, Any]) -> bytes:
-    """An SSE event whose name is its `type`."""
-    return b"event: " + str(value["type"]).encode() + b"\ndata: " + orjson.dumps(value) + b"\n\n"

@@ -10,10 +10,11 @@ import orjson
 from aiohttp import web
 from xxhash import xxh3_64_intdigest
 
+from backends.engine_api.api_errors import ApiError
+from backends.engine_api.bodies import read_body
 from backends.simulated.answers import Answers, Choice
-from backends.simulated.api_errors import ApiError
 from backends.simulated.openai_answers import CompletionRendering
-from backends.simulated.openai_requests import ChatRequest, CompletionRequest, EmbeddingRequest, read_body
+from backends.simulated.openai_requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from backends.simulated.serving import Serving
 from policies.types import TokenIds
 

@@ -11,8 +11,8 @@ from typing import NoReturn
 import orjson
 from aiohttp import web
 
+from backends.engine_api.api_errors import ApiError
 from backends.simulated.answers import Answers, Rendering, stream_events
-from backends.simulated.api_errors import ApiError
 from backends.simulated.driver import EngineDriver
 from backends.simulated.faults import Fault, FaultError, FaultKind, parse_faults
 from backends.simulated.streams import Generation

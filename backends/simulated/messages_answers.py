@@ -6,8 +6,9 @@ from typing import Any
 
 import orjson
 
-from backends.simulated.answers import Answers, Choice, named_event
-from backends.simulated.api_errors import anthropic_kind
+from backends.engine_api.api_errors import anthropic_kind
+from backends.engine_api.sse import named_event
+from backends.simulated.answers import Answers, Choice
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import orjson
 
-from backends.simulated.api_errors import ApiError
+from backends.engine_api.api_errors import ApiError
 
 _BILLING: Final = "x-anthropic-billing-header"
 """A client's block that differs with each request; vLLM leaves it out of the prompt."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from backends.engine_api.bodies import read_body, typed
 from backends.simulated.messages_answers import MessagesRendering
 from backends.simulated.messages_requests import CountTokensRequest, MessagesRequest, as_chat
-from backends.simulated.openai_requests import ChatRequest, read_body, typed
+from backends.simulated.openai_requests import ChatRequest
 from backends.simulated.serving import Serving
 
 _TOKEN_BYTES = 4

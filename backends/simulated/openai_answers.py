@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
-from backends.simulated.answers import Answers, Choice, data_event
-
-DONE: Final = b"data: [DONE]\n\n"
+from backends.engine_api.sse import DONE, data_event, error_events
+from backends.simulated.answers import Answers, Choice
 
 
 class CompletionRendering:
@@ -41,8 +40,7 @@ class CompletionRendering:
 
     def failure(self, message: str, *, after: int) -> bytes:  # noqa: ARG002 - these events have no numbers
         """An error chunk and `[DONE]`, as vLLM sends them."""
-        error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
-        return data_event({"error": error}) + DONE
+        return error_events(message)
 
     def _chunk_head(self) -> dict[str, Any]:
         return self._head("chat.completion.chunk" if self._chat else "text_completion")

@@ -2,37 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping
 from enum import StrEnum
 
+from backends.engine_api.prometheus_text import Histogram, escaped, sample_lines
 from backends.simulated.engine import EngineConfig, EngineStats
-
-_TTFT_BUCKETS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
-    80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
-
-
-class Histogram:
-    """Seconds, in vLLM's buckets for the time to the first token."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(_TTFT_BUCKETS) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(_TTFT_BUCKETS, seconds)] += 1
-        self._sum += seconds
-
-    def lines(self, name: str, labels: str) -> list[str]:
-        """Cumulative buckets, sum and count."""
-        total, lines = 0, []
-        for bound, count in zip((*map(str, _TTFT_BUCKETS), "+Inf"), self._counts, strict=True):
-            total += count
-            lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
-        return [*lines, f"{name}_sum{{{labels}}} {self._sum}", f"{name}_count{{{labels}}} {total}"]
 
 
 class Flavour(StrEnum):
@@ -58,7 +31,7 @@ class Throughput:
 
 def render(config: EngineConfig, stats: EngineStats, *, model: str, ttft: Histogram, finished: int) -> str:
     """The page in Prometheus' text format, as vLLM has it."""
-    labels = f'engine="0",model_name="{_escaped(model)}"'
+    labels = f'engine="0",model_name="{escaped(model)}"'
     gauges = {
         "num_requests_running": stats.running,
         "num_requests_waiting": stats.waiting,
@@ -72,7 +45,7 @@ def render(config: EngineConfig, stats: EngineStats, *, model: str, ttft: Histog
         "generation_tokens": stats.generation_tokens,
         "request_success": finished,
     }
-    lines = _samples("vllm", gauges, counters, labels)
+    lines = sample_lines("vllm", gauges, counters, labels)
     sizes = f'block_size="{config.block_size}",num_gpu_blocks="{config.blocks}",enable_prefix_caching="True"'
     lines += ["# TYPE vllm:cache_config_info gauge", f'vllm:cache_config_info{{{sizes},engine="0"}} 1.0']
     return _page(lines, "vllm:time_to_first_token_seconds", ttft, labels)
@@ -85,7 +58,7 @@ def render_sglang(
 
     Used tokens are those of blocks in use; cached ones that nobody uses could be evicted, and do not count.
     """
-    labels = f'engine_type="unified",model_name="{_escaped(model)}",pp_rank="0",tp_rank="0"'
+    labels = f'engine_type="unified",model_name="{escaped(model)}",pp_rank="0",tp_rank="0"'
     tokens = config.blocks * config.block_size
     gauges = {
         "num_running_reqs": stats.running,
@@ -102,21 +75,8 @@ def render_sglang(
         "cached_tokens": stats.prefix_cache_hits,
         "num_requests": finished,
     }
-    return _page(_samples("sglang", gauges, counters, labels), "sglang:time_to_first_token_seconds", ttft, labels)
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _samples(prefix: str, gauges: Mapping[str, float], counters: Mapping[str, int], labels: str) -> list[str]:
-    lines: list[str] = []
-    for name, value in gauges.items():
-        lines += [f"# TYPE {prefix}:{name} gauge", f"{prefix}:{name}{{{labels}}} {float(value)}"]
-    for name, count in counters.items():
-        lines += [f"# TYPE {prefix}:{name}_total counter", f"{prefix}:{name}_total{{{labels}}} {float(count)}"]
-    return lines
+    return _page(sample_lines("sglang", gauges, counters, labels), "sglang:time_to_first_token_seconds", ttft, labels)
 
 
 def _page(lines: list[str], name: str, ttft: Histogram, labels: str) -> str:
-    return "\n".join([*lines, f"# TYPE {name} histogram", *ttft.lines(name, labels)]) + "\n"
+    return "\n".join([*lines, *ttft.lines(name, labels)]) + "\n"

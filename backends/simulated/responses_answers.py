@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from backends.simulated.answers import Answers, Choice, named_event
+from backends.engine_api.sse import named_event
+from backends.simulated.answers import Answers, Choice
 
 
 class ResponsesRendering:

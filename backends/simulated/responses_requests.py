@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from backends.simulated.api_errors import ApiError
+from backends.engine_api.api_errors import ApiError
 
 _Item = dict[str, Any]
 ChatMessage = dict[str, Any]

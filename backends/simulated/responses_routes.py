@@ -8,9 +8,10 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from backends.engine_api.api_errors import ApiError
+from backends.engine_api.bodies import read_body, typed
 from backends.simulated.answers import Answers
-from backends.simulated.api_errors import ApiError
-from backends.simulated.openai_requests import ChatRequest, read_body, typed
+from backends.simulated.openai_requests import ChatRequest
 from backends.simulated.responses_answers import ResponsesRendering
 from backends.simulated.responses_requests import ChatMessage, ResponsesRequest, as_chat, echoed, input_messages
 from backends.simulated.responses_store import ResponseStore, StoredResponse

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.simulated.api_errors import ApiError
+from backends.engine_api.api_errors import ApiError
 from backends.simulated.responses_requests import ChatMessage, input_messages
 
 

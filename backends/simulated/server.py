@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from backends.engine_api.api_errors import ApiError
+from backends.engine_api.bodies import DetokenizeRequest, TokenizeRequest, read_body
+from backends.engine_api.http_frame import Handler, check_bearer, http_error, refusal
 from backends.simulated import prometheus_text
-from backends.simulated.api_errors import ApiError
 from backends.simulated.completion_routes import CompletionRoutes
 from backends.simulated.messages_routes import MessagesRoutes
 from backends.simulated.model_text import unpack
-from backends.simulated.openai_requests import DetokenizeRequest, TokenizeRequest, read_body
 from backends.simulated.passthrough_routes import PassthroughRoutes
 from backends.simulated.prometheus_text import Flavour, Throughput
 from backends.simulated.responses_routes import ResponsesRoutes
@@ -24,9 +23,6 @@ from backends.simulated.serving import Serving
 
 VERSION = "simulated"
 _MOST_BODY_BYTES = 64 << 20
-_ANTHROPIC = "/v1/messages"
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +90,15 @@ class SimulatedServer:
             if self._received is not None:
                 body = await request.read()
                 self._received.append(ReceivedRequest(request.method, request.path_qs, request.headers, body))
-            self._check_key(request)
+            check_bearer(request, self._authorization)
             response = await handler(request)
         except ApiError as error:
-            response = _refusal(request, error)
+            response = refusal(request, error)
         except web.HTTPException as error:
-            kind = "NotFoundError" if isinstance(error, web.HTTPNotFound) else "BadRequestError"
-            response = _refusal(request, ApiError(error.status, error.reason, kind=kind))
+            response = refusal(request, http_error(error))
         if not response.prepared:
             response.headers["x-worker-id"] = self._serving.name
         return response
-
-    def _check_key(self, request: web.Request) -> None:
-        """Raise ApiError 401 where a key is wanted and this is not it."""
-        if self._authorization is None or not request.path.startswith("/v1"):
-            return
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._authorization):
-            raise ApiError(401, "Unauthorized", kind="AuthenticationError")
 
     async def _models(self, _request: web.Request) -> web.Response:
         base = self._serving.text.model
@@ -172,14 +159,3 @@ class SimulatedServer:
         if not self._serving.driver.clear_cache():
             raise ApiError(503, "Blocks are in use.", kind="ServiceUnavailableError")
         return web.Response()
-
-
-def _refusal(request: web.Request, error: ApiError) -> web.Response:
-    anthropic = request.path == _ANTHROPIC or request.path.startswith(f"{_ANTHROPIC}/")
-    body = error.anthropic_body() if anthropic else error.body()
-    response = web.Response(status=error.status, body=body, content_type="application/json")
-    if error.status == 401:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    if error.retry_after is not None:
-        response.headers["Retry-After"] = str(error.retry_after)
-    return response

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
+from backends.engine_api.api_errors import ApiError
+from backends.engine_api.prometheus_text import Histogram
 from backends.simulated.answer_plan import Planner
 from backends.simulated.answers import Answers, Rendering
-from backends.simulated.api_errors import ApiError
 from backends.simulated.driver import EngineDriver
 from backends.simulated.fault_injection import FaultInjector
 from backends.simulated.faults import Fault
 from backends.simulated.model_text import ModelText
-from backends.simulated.prometheus_text import Histogram
 from backends.simulated.streams import Generation, stream
 
 

@@ -8,11 +8,11 @@ from typing import Self
 
 from aiohttp import HttpVersion11, web
 
+from backends.engine_api.api_errors import ApiError
+from backends.engine_api.prometheus_text import Histogram
 from backends.simulated.answers import Answers, Choice, ChoiceFormat, Rendering
-from backends.simulated.api_errors import ApiError
 from backends.simulated.driver import EngineDriver
 from backends.simulated.engine import QueueFullError
-from backends.simulated.prometheus_text import Histogram
 from backends.simulated.sequence import TokenOut
 
 

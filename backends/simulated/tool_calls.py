@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from backends.simulated.api_errors import ApiError
+from backends.engine_api.api_errors import ApiError
 from backends.simulated.openai_requests import ChatRequest
 
 _MOST_DEPTH = 8

@@ -1,0 +1,97 @@
+"""One choice of an answer as it grows: tokens in, text out, and where it ends. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from backends.worker.detokenizer import Detokenizer
+from backends.worker.messages import FinishReason, TokenLogprobs, TokensOut
+from backends.worker.plan import Plan, PlannedChoice
+from cache.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Delta:
+    """What came of a choice since the last look."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not (self.text or self.logprobs or self.finish_reason)
+
+
+class Choice:
+    """Takes what the engine tells of one sequence. `finish_reason` is set with the last of it."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_include_stop",
+        "_news",
+        "cached_tokens",
+        "finish_reason",
+        "n_output",
+        "planned",
+        "stop_reason",
+    )
+
+    def __init__(self, planned: PlannedChoice, plan: Plan, tokenizer: Tokenizer) -> None:
+        sampling = plan.sampling
+        self.planned = planned
+        self._include_stop = sampling.include_stop
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            skip_special_tokens=sampling.skip_special_tokens,
+            stop=sampling.stops,
+            include_stop=sampling.include_stop,
+        )
+        self._news = Delta()
+        self.n_output = 0
+        """Output tokens, the one that ended it included."""
+        self.cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        """The stop string, or the id out of `stop_token_ids`, that ended it."""
+
+    def take(self, out: TokensOut) -> None:
+        """Tokens of one step. A stop string may end the choice before the engine does."""
+        text = self._detokenizer
+        if not self.n_output:
+            self.cached_tokens = out.cached_tokens
+        shown = out.token_ids
+        if out.stop_token is not None and not self._include_stop:
+            shown = shown[:-1]
+        before = text.tokens_used
+        piece = text.push(shown)
+        if out.finish_reason is not None and text.stopped is None:
+            piece += text.finish()
+        used = len(out.token_ids)
+        if text.stopped is not None:
+            used = min(used, text.tokens_used - before)
+            self.finish_reason, self.stop_reason = FinishReason.STOP, text.stopped
+        elif out.finish_reason is not None:
+            self.finish_reason = out.finish_reason
+            if out.stop_token in self.planned.params.stop_token_ids:
+                self.stop_reason = out.stop_token
+        self.n_output += used
+        self._add(piece, out, used)
+
+    def drain(self) -> Delta:
+        """What is new; the next call tells what is new then."""
+        news, self._news = self._news, Delta()
+        return news
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """One token alone, as text and as its bytes."""
+        return self._detokenizer.token_text(token_id), self._detokenizer.token_bytes(token_id)
+
+    def _add(self, piece: str, out: TokensOut, used: int) -> None:
+        news = self._news
+        news.text += piece
+        news.token_ids += out.token_ids[:used]
+        news.logprobs += (out.logprobs or ())[:used]
+        news.finish_reason = self.finish_reason

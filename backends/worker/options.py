@@ -1,0 +1,88 @@
+"""What an engine and its server are told when they start."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from cache.kv_events import Encoding
+
+ENGINE_COMMAND = (sys.executable, "-m", "backends.worker.engine_process")
+"""Starts an engine; `--channel ENDPOINT --config JSON` is added, the JSON that of `EngineOptions`."""
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The engine's part, which goes to its process as JSON."""
+
+    model: str
+    """A directory, or the id of a model to fetch."""
+    served_model_name: str | None = None
+    """How clients name it, and the model of the KV hashes; None: as `name` says."""
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    block_size: int = 16
+    max_model_len: int | None = None
+    """Longest prompt plus answer; None: as long as model and memory allow."""
+    max_num_seqs: int = 64
+    """Sequences that run at once."""
+    max_num_batched_tokens: int = 2048
+    """Tokens computed in one step."""
+    max_waiting: int | None = None
+    """Sequences that may wait; one more is refused. None: no limit of the engine's."""
+    memory: int | None = None
+    """Bytes that weights, KV and activations may take together."""
+    kv_blocks: int | None = None
+    """Blocks of the KV pool; None: as many as fit into `memory`."""
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    compile: bool = False
+    threads: int | None = None
+    """Of torch on a CPU; None: torch decides."""
+    seed: int = 0
+    """Of dummy weights."""
+
+    @property
+    def name(self) -> str:
+        """The model as clients name it."""
+        return self.served_model_name or Path(self.model).name or self.model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """One worker: an engine and the server in front of it. Port 0 takes a free one. Times are seconds."""
+
+    engine: EngineOptions
+    tokenizer: Path | None = None
+    """The tokenizer's directory; None: the model's own."""
+    chat_template: Path | None = None
+    """A file in the place of the tokenizer's own templates."""
+    name: str = "worker-0"
+    """Told as `x-worker-id`."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    kv_events: bool = True
+    kv_port: int = 0
+    """Events are published here, replays answered on the port after it."""
+    kv_topic: str = ""
+    kv_encoding: Encoding = Encoding.ARRAY
+    api_key: str | None = field(default=None, repr=False)
+    """The bearer token that every route under `/v1` wants."""
+    max_body_bytes: int = 32 << 20
+    max_open_sequences: int = 4096
+    """Sequences that clients may have open at once; a request beyond is answered 503."""
+    ready_within: float = 600.0
+    """From the start of the engine to its being ready."""
+    hung_after: float = 60.0
+    """Without a word of the engine it counts as hung. One step on a CPU may take long."""
+    stall_after: float = 60.0
+    """A client that takes nothing of its stream for so long is cut off."""
+    drain_within: float = 5.0
+    """What requests get to finish when the worker stops."""
+    stop_within: float = 10.0
+    """What the engine gets to end by itself before it is killed."""
+    engine_command: tuple[str, ...] = ENGINE_COMMAND

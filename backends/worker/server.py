@@ -1,0 +1,108 @@
+"""The HTTP surface of one worker, as vLLM's: routes, headers and errors."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from backends.engine_api.api_errors import ApiError
+from backends.engine_api.bodies import DetokenizeRequest, read_body
+from backends.engine_api.http_frame import Handler, check_bearer, http_error, refusal
+from backends.worker.completion_routes import CompletionRoutes
+from backends.worker.engine_client import EngineUnavailableError
+from backends.worker.generation import unavailable
+from backends.worker.serving import Serving, request_id_of
+
+VERSION: Final = "prefixgate-worker"
+
+
+class WorkerServer:
+    """Routes of one worker. `app()` is served with `handler_cancellation`, to feel a client leave."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        key = serving.options.api_key
+        self._authorization = None if key is None else f"Bearer {key}".encode()
+
+    def app(self) -> web.Application:
+        """The application."""
+        app = web.Application(client_max_size=self._serving.options.max_body_bytes, middlewares=[self._middleware])
+        router = app.router
+        router.add_get("/health", self._health)
+        router.add_get("/ping", self._health)
+        router.add_post("/ping", self._health)
+        router.add_get("/version", self._version)
+        router.add_get("/metrics", self._metrics)
+        router.add_get("/v1/models", self._models)
+        router.add_post("/tokenize", self._tokenize)
+        router.add_post("/detokenize", self._detokenize)
+        router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
+        CompletionRoutes(self._serving).add_to(router)
+        app.on_response_prepare.append(self._name_answer)
+        return app
+
+    @web.middleware
+    async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Errors in OpenAI's shape."""
+        try:
+            check_bearer(request, self._authorization)
+            return await handler(request)
+        except ApiError as error:
+            return refusal(request, error)
+        except web.HTTPException as error:
+            return refusal(request, http_error(error))
+
+    async def _name_answer(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Which worker answered, and which request."""
+        response.headers["x-worker-id"] = self._serving.options.name
+        request_id = request_id_of(request)
+        if request_id is not None:
+            response.headers["x-request-id"] = request_id
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        serving = self._serving
+        model = {
+            "id": serving.model,
+            "object": "model",
+            "created": serving.created,
+            "owned_by": "prefixgate",
+            "root": serving.model,
+            "parent": None,
+            "max_model_len": serving.ready.max_model_len,
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._serving.with_body(request, self._serving.planner.tokenize))
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"prompt": await self._serving.with_body(request, self._decoded)})
+
+    def _decoded(self, body: bytes) -> str:
+        parsed, _ = read_body(body, DetokenizeRequest)
+        self._serving.planner.check_model(parsed.model)
+        if any(not 0 <= each < 1 << 32 for each in parsed.tokens):
+            raise ApiError(400, "a token id is out of range", param="tokens")
+        return self._serving.tokenizer.decode(parsed.tokens)
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        problem = self._serving.engine.problem
+        if problem is not None:
+            raise unavailable(problem)
+        return web.Response()
+
+    async def _version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": VERSION})
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        serving = self._serving
+        caching = serving.options.engine.enable_prefix_caching
+        return web.Response(text=serving.metrics.page(serving.ready, serving.engine.stats, prefix_caching=caching))
+
+    async def _reset_prefix_cache(self, _request: web.Request) -> web.Response:
+        try:
+            self._serving.engine.clear_cache()
+        except EngineUnavailableError as error:
+            raise unavailable(str(error)) from None
+        return web.Response()
