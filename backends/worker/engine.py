@@ -1,27 +1,30 @@
-"""One inference engine: takes sequences, and makes steps. A step schedules, computes, samples and commits.
+"""One inference engine: it takes sequences and makes steps. A step schedules, computes, samples and commits.
 
-Pure but for the device: no clock, no sockets. `engine_process` gives it both.
+No clock and no sockets here: `engine_process` has them.
 """
 
 from __future__ import annotations
 
 import logging
 
-from backends.worker.messages import Refused, StepDone, Submit, TokenLogprobs
+from backends.worker.messages import Refused, StepDone, Submit
 from backends.worker.runner import Chunk, ModelRunner
 from backends.worker.sampler import BadLogitsError, Sampler, SamplerRow
 from backends.worker.scheduler import RequestRefusedError, Scheduled, Scheduler, StepPlan
 
 log = logging.getLogger(__name__)
 
+_BAD_NUMBERS = "the model computed no numbers for this sequence (NaN or infinity)"
+
 
 class Engine:
-    """Not thread-safe: one thread calls everything, between steps."""
+    """Of one thread. A step that raises leaves the engine unusable: end the process."""
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner, sampler: Sampler) -> None:
         self.scheduler = scheduler
         self._runner = runner
         self._sampler = sampler
+        self._eos = tuple(scheduler.config.eos_token_ids)
 
     @property
     def has_work(self) -> bool:
@@ -29,7 +32,7 @@ class Engine:
         return self.scheduler.has_work
 
     def submit(self, request: Submit) -> Refused | None:
-        """Queue a sequence; what it answers says why it cannot be taken."""
+        """Queue a sequence; the answer says why it cannot be taken."""
         try:
             self.scheduler.add(request)
         except RequestRefusedError as error:
@@ -37,25 +40,56 @@ class Engine:
         return None
 
     def cancel(self, sequence_id: str) -> None:
-        """Forget a sequence and free its blocks at once."""
+        """Forget a sequence and free its blocks at once; one that has ended is no error."""
         self.scheduler.cancel(sequence_id)
 
     def clear(self) -> None:
         """Forget the prefix cache."""
         self.scheduler.clear_cache()
 
-    def step(self) -> tuple[StepDone, list[Refused]]:
-        """Make one step. The second part names sequences whose logits were not numbers: they are dropped."""
+    def step(self) -> tuple[StepDone, tuple[Refused, ...]]:
+        """Make one step. The second part names sequences that had to be dropped in it."""
         plan = self.scheduler.schedule()
         if plan is None:
-            return self.told(), []
-        sampled, bad = self._compute(plan)
+            return self.told(), ()
+        logits = self._runner.execute([_chunk(item) for item in plan.items])
+        sampling = [item for item in plan.items if item.samples]
+        rows = [self._row(item) for item in sampling]
+        try:
+            sampled = self._sampler.sample(logits, rows)
+        except BadLogitsError as error:
+            return self._drop(plan, [sampling[at].sequence.id for at in error.rows])
         outputs = self.scheduler.commit(plan, sampled)
-        dropped = [self._drop(sequence_id) for sequence_id in bad]
-        gone = set(bad)
-        told = tuple(each for each in outputs if each.id not in gone)
-        return StepDone(outputs=told, events=self.scheduler.take_events(), stats=self.scheduler.stats()), dropped
+        return StepDone(outputs=tuple(outputs), events=self.scheduler.take_events(), stats=self.scheduler.stats()), ()
 
     def told(self) -> StepDone:
         """What there is to tell without a step."""
         return StepDone(events=self.scheduler.take_events(), stats=self.scheduler.stats())
+
+    def _drop(self, plan: StepPlan, ids: list[str]) -> tuple[StepDone, tuple[Refused, ...]]:
+        """Where KV is no number, nobody knows how far it got: none is kept, and the others are computed anew."""
+        self.scheduler.abort(plan)
+        for sequence_id in ids:
+            self.scheduler.cancel(sequence_id)
+        self.scheduler.recompute_all()
+        self._runner.pool.data.zero_()
+        log.error("%d of %d sequences dropped: %s", len(ids), len(plan.items), _BAD_NUMBERS)
+        return self.told(), tuple(Refused(sequence_id, _BAD_NUMBERS) for sequence_id in ids)
+
+    def _row(self, item: Scheduled) -> SamplerRow:
+        sequence = item.sequence
+        params = sequence.params
+        penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+        return SamplerRow(
+            params,
+            sequence.n_output,
+            prompt_ids=sequence.ids(0, sequence.n_prompt) if params.repetition_penalty != 1 else (),
+            output_ids=sequence.ids(sequence.n_prompt, sequence.n_tokens) if penalised else (),
+            suppressed=(*self._eos, *params.stop_token_ids) if sequence.bars_stops else (),
+        )
+
+
+def _chunk(item: Scheduled) -> Chunk:
+    sequence = item.sequence
+    ids = sequence.ids(item.start, item.start + item.count)
+    return Chunk(ids, item.start, sequence.block_table, item.samples)

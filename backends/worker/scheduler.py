@@ -184,6 +184,14 @@ class Scheduler:
             self._running.remove(item.sequence)
             self._requeue(item.sequence)
 
+    def recompute_all(self) -> None:
+        """Whatever runs waits to be computed again from its first token, and nothing stays cached. Between steps only."""
+        self._assert_idle()
+        for sequence in [*self._running]:
+            self._requeue(sequence)
+        self._running.clear()
+        self.blocks.clear(())
+
     # --- state ---
 
     def take_events(self) -> tuple[KvEvent, ...]:

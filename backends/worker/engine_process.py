@@ -1,0 +1,106 @@
+"""The engine's process: builds the engine, then takes what the server sends, makes steps and tells what came of them.
+
+It ends when it is asked to (SIGTERM), when the server is gone, or when a step fails: what the pool then holds
+cannot be trusted, and the server says so to its clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from backends.worker.channel import ChannelError, EngineEnd
+from backends.worker.engine import Engine
+from backends.worker.loading import load_engine
+from backends.worker.messages import Cancel, Failed, Submit, ToEngine
+from backends.worker.options import EngineOptions
+
+log = logging.getLogger(__name__)
+
+_SIGN_OF_LIFE: Final = 0.5
+"""Seconds: an idle engine says so often that it is there."""
+
+
+class EngineLoop:
+    """One engine on one channel. `wanted` says whether to go on."""
+
+    def __init__(
+        self, engine: Engine, channel: EngineEnd, *, wanted: Callable[[], bool], clock: Callable[[], float]
+    ) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._wanted = wanted
+        self._clock = clock
+        self._told_at = clock()
+
+    def run(self) -> None:
+        """Until it is wanted no longer. Raises what a step raises, and ChannelError."""
+        engine = self._engine
+        while self._wanted():
+            for message in self._channel.receive(0.0 if engine.has_work else _SIGN_OF_LIFE):
+                self._take(message)
+            if engine.has_work:
+                self._step()
+            elif self._clock() - self._told_at >= _SIGN_OF_LIFE:
+                self._tell_idle()
+
+    def _take(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            if (refused := self._engine.submit(message)) is not None:
+                self._channel.send(refused)
+        elif isinstance(message, Cancel):
+            self._engine.cancel(message.id)
+        else:
+            self._engine.clear()
+
+    def _step(self) -> None:
+        done, dropped = self._engine.step()
+        self._channel.send(done)
+        for refused in dropped:
+            self._channel.send(refused)
+        self._told_at = self._clock()
+
+    def _tell_idle(self) -> None:
+        self._channel.send(self._engine.told())
+        self._told_at = self._clock()
+
+
+def main() -> int:
+    """`python -m backends.worker.engine_process --channel ENDPOINT --config JSON`."""
+    parser = argparse.ArgumentParser(description="The engine of a prefixgate worker; started by its server.")
+    parser.add_argument("--channel", required=True)
+    parser.add_argument("--config", required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="engine: %(levelname)s %(message)s")
+    options = msgspec.json.decode(arguments.config, type=EngineOptions)
+    parent = os.getppid()
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    channel = EngineEnd(arguments.channel)
+    try:
+        engine, ready = load_engine(options)
+        channel.send(ready)
+        EngineLoop(
+            engine, channel, wanted=lambda: not stopped and os.getppid() == parent, clock=time.monotonic
+        ).run()
+    except ChannelError as error:
+        log.error("the server is out of reach: %s", error)  # noqa: TRY400 - the traceback says nothing more
+        return 1
+    except Exception as error:
+        log.exception("the engine ends")
+        channel.send(Failed(f"{type(error).__name__}: {error}"))
+        return 1
+    finally:
+        channel.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
