@@ -65,9 +65,7 @@ def hashes(ids: Iterable[int], *, salt: str = "", block_size: int = 4) -> tuple[
 def stored(ids: Iterable[int], parent: EngineHash | None = None, *, of: int = 0, salt: str | None = None) -> KvEvent:
     """Blocks `of:` of the prompt `ids`."""
     ids = list(ids)
-    return BlockStored(
-        hashes(ids, salt=salt or "")[of:], parent, token_ids(ids[4 * of :]), 4, medium="GPU", salt=salt
-    )
+    return BlockStored(hashes(ids, salt=salt or "")[of:], parent, token_ids(ids[4 * of :]), 4, medium="GPU", salt=salt)
 
 
 # --- sequences ---------------------------------------------------------------------------------------------
