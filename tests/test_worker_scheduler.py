@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from backends.worker.messages import EngineStats, FinishReason, TokenLogprobs, TokensOut
@@ -49,9 +51,9 @@ def sequence(scheduler: Scheduler, name: str) -> Sequence:
         ({"max_num_batched_tokens": 47, "enable_chunked_prefill": False}, "must be at least max_model_len"),
     ],
 )
-def test_limits_under_which_something_could_never_run_are_refused(changes: dict[str, int], says: str) -> None:
+def test_limits_under_which_something_could_never_run_are_refused(changes: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        engine(**changes)
+        engine(64, 4, **changes)  # type: ignore[arg-type]  # any of the config's fields
 
 
 @pytest.mark.parametrize(
@@ -307,7 +309,7 @@ def test_a_preempted_sequence_is_first_again_and_goes_on_where_it_was() -> None:
     scheduler.add(ask("a", range(7), 12))
     scheduler.add(ask("b", range(50, 57), 12))
     scheduler.add(ask("c", [99]))
-    outputs = []
+    outputs: list[TokensOut] = []
     while sequence(scheduler, "b").status is not Status.WAITING or not outputs:
         outputs += step(scheduler, shadow)
     second = sequence(scheduler, "b")
@@ -335,9 +337,11 @@ def test_the_lowest_priority_is_preempted_though_it_is_planned_already() -> None
     scheduler.add(ask("high", range(50, 64), 2))
     for at in range(6):
         assert advance(scheduler) == [("low", 2 + at, 1, True), ("high", 2 * at, 2, False)]
-    # "low" decodes and so goes first: it takes the last block, which "high" needs.
+    # "low" decodes and so goes first: it takes the last block, which "high" needs. What it leaves behind would do for
+    # "tiny", but a step that preempts admits nobody.
+    scheduler.add(ask("tiny", [99]))
     assert advance(scheduler) == [("high", 12, 2, True)]
-    assert waiting(scheduler) == ["low"]
+    assert waiting(scheduler) == ["tiny", "low"]
     assert scheduler.stats().preemptions == 1
 
 
@@ -402,13 +406,22 @@ def test_a_step_under_way_allows_nothing_but_its_end_and_new_requests() -> None:
     scheduler.add(ask("a", range(5), 2))
     plan = scheduler.schedule()
     assert plan is not None
-    for misuse in (scheduler.schedule, scheduler.clear_cache, lambda: scheduler.cancel("a")):
+    too_early: list[Callable[[], object]] = [
+        scheduler.schedule,
+        scheduler.clear_cache,
+        lambda: scheduler.cancel("a"),
+    ]
+    for misuse in too_early:
         with pytest.raises(RuntimeError, match="a step is under way"):
             misuse()
     with pytest.raises(ValueError, match="0 sampled tokens for 1 sequences"):
         scheduler.commit(plan, [])
     scheduler.add(ask("b", range(5)))
     assert len(scheduler.commit(plan, [(ANY, None)])) == 1
-    for misuse in (lambda: scheduler.commit(plan, [(ANY, None)]), lambda: scheduler.abort(plan)):
+    too_late: list[Callable[[], object]] = [
+        lambda: scheduler.commit(plan, [(ANY, None)]),
+        lambda: scheduler.abort(plan),
+    ]
+    for misuse in too_late:
         with pytest.raises(RuntimeError, match="not the one under way"):
             misuse()
