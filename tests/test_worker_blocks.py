@@ -62,12 +62,14 @@ def hashes(ids: Iterable[int], *, salt: str = "", block_size: int = 4) -> tuple[
     return tuple(map(EngineHash, extend_chain(root, token_ids(ids), block_size)))
 
 
+def findable(manager: BlockManager) -> set[EngineHash]:
+    return set(map(EngineHash, manager.cached_hashes))
+
+
 def stored(ids: Iterable[int], parent: EngineHash | None = None, *, of: int = 0, salt: str | None = None) -> KvEvent:
     """Blocks `of:` of the prompt `ids`."""
     ids = list(ids)
-    return BlockStored(
-        hashes(ids, salt=salt or "")[of:], parent, token_ids(ids[4 * of :]), 4, medium="GPU", salt=salt
-    )
+    return BlockStored(hashes(ids, salt=salt or "")[of:], parent, token_ids(ids[4 * of :]), 4, medium="GPU", salt=salt)
 
 
 # --- sequences ---------------------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ def test_hashes_are_the_gateway_s() -> None:
     manager = BlockManager(8, 4, MODEL)
     cached(manager, range(13))
     cached(manager, range(13), salt="s")
-    assert manager.cached_hashes == {*hashes(range(13)), *hashes(range(13), salt="s")}
+    assert findable(manager) == {*hashes(range(13)), *hashes(range(13), salt="s")}
 
 
 def test_generated_tokens_fill_blocks_that_are_found() -> None:
@@ -309,7 +311,7 @@ def test_a_step_that_failed_leaves_nothing_but_what_it_evicted() -> None:
     assert manager.take_events() == (BlockRemoved(gone, medium="GPU"),)
     manager.free(each)
     manager.check_integrity([])
-    assert manager.cached_hashes == {*hashes(range(4)), hashes(range(50, 62))[0]}
+    assert findable(manager) == {*hashes(range(4)), hashes(range(50, 62))[0]}
 
 
 def test_a_failed_step_keeps_what_another_block_holds() -> None:
@@ -341,6 +343,15 @@ def test_one_event_for_each_run_of_blocks() -> None:
             medium="GPU",
         ),
     )
+
+
+def test_blocks_that_do_not_follow_each_other_are_told_apart() -> None:
+    manager = BlockManager(8, 4, MODEL)
+    for each in (sequence(range(8)), sequence(range(50, 58), name="b")):
+        assert manager.allocate(each, 8)
+        manager.register(each, 8)
+    manager.commit()
+    assert manager.take_events() == (stored(range(8)), stored(range(50, 58)))
 
 
 def test_evictions_and_stores_are_told_in_their_order() -> None:
