@@ -10,7 +10,7 @@ import typer
 
 from gateway import __version__
 
-COMMANDS: Final = ("demo", "serve", "check", "simulate", "replay", "version")
+COMMANDS: Final = ("demo", "serve", "check", "worker", "simulate", "replay", "version")
 """Each is a function of the same name in the module of the same name, in the order of the help text."""
 
 _HELP: Final = """Send each LLM request to the worker that already holds its prefix.
@@ -24,6 +24,10 @@ prefixgate is an OpenAI-compatible gateway in front of a fleet of engines such a
 [dim]No GPU at hand? Engines without weights to try it on:[/]
 
     prefixgate simulate -n 2
+
+[dim]A small engine of our own, with a model that is inside:[/]
+
+    prefixgate worker
 """
 
 

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 import uvloop
-import yaml
 import zmq
 from rich.console import Console
 from rich.table import Table
@@ -21,9 +20,10 @@ from backends.simulated.prometheus_text import Flavour
 from backends.simulated.timing import LinearPrefill, PublishedTiming
 from cache.kv_events import Encoding
 from cache.tokenizer import TokenizerError
+from gateway.cli.fleet_config import STDOUT, fleet_config, worker_entry
+from gateway.cli.fleet_config import write_config as write
 
 _EMBEDDED = "embedded"
-_STDOUT = "-"
 
 
 def simulate(
@@ -122,30 +122,22 @@ def gateway_config(fleet: SimulatedFleet) -> dict[str, object]:
     """The configuration of a gateway in front of this running fleet, as YAML data."""
     config = fleet.config
     embedded = config.tokenizer == EMBEDDED_TOKENIZER
-    workers: list[dict[str, object]] = []
-    for worker in fleet.workers:
-        entry: dict[str, object] = {
-            "name": worker.name,
-            "url": _reachable(worker.url),
-            "models": [config.model, *config.adapters],
-            "block_size": config.engine.block_size,
-            "kv_blocks": config.engine.blocks,
-            "max_model_len": config.engine.context_tokens,
-        }
-        if worker.kv_endpoint is not None:
-            entry["kv_events"] = {
-                "endpoint": _reachable(worker.kv_endpoint),
-                "replay_endpoint": _reachable(worker.replay_endpoint),
-            }
-        workers.append(entry)
+    names = [config.model, *config.adapters]
+    workers = [
+        worker_entry(
+            worker.name,
+            worker.url,
+            names,
+            block_size=config.engine.block_size,
+            kv_blocks=config.engine.blocks,
+            max_model_len=config.engine.context_tokens,
+            kv_endpoint=worker.kv_endpoint,
+            replay_endpoint=worker.replay_endpoint,
+        )
+        for worker in fleet.workers
+    ]
     source = _EMBEDDED if embedded else str(config.tokenizer.resolve())
-    names = (config.model, *config.adapters)
-    return {"models": [{"name": name, "tokenizer": source} for name in names], "workers": workers}
-
-
-def _reachable(address: str | None) -> str | None:
-    """An address to connect to: engines that listen everywhere are reached on this machine."""
-    return address and address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    return fleet_config(dict.fromkeys(names, source), workers)
 
 
 async def _serve(fleet: SimulatedFleet, write_config: str | None) -> None:
@@ -155,13 +147,9 @@ async def _serve(fleet: SimulatedFleet, write_config: str | None) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with fleet:
         if write_config is not None:
-            text = yaml.safe_dump(gateway_config(fleet), sort_keys=False)
-            if write_config == _STDOUT:
-                typer.echo(text)
-            else:
-                await asyncio.to_thread(Path(write_config).write_text, text, encoding="utf-8")
+            await asyncio.to_thread(write, gateway_config(fleet), write_config)
         # Standard output belongs to the configuration where that was asked for.
-        _print_fleet(Console(stderr=write_config == _STDOUT), fleet)
+        _print_fleet(Console(stderr=write_config == STDOUT), fleet)
         await stop.wait()
 
 
