@@ -10,9 +10,11 @@ import orjson
 
 from gateway.multipart import field_span
 
+# Possessive, so that a long string leaves no trail to go back on. Safe before Python 3.11.5 too, where a round that
+# fails keeps what it has read (gh-106052): here that can only be a backslash at the end of the body.
 _STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
 _FIRST: Final = re.compile(rb'"model"\s*+:\s*+(' + _STRING + rb"|null)", re.DOTALL).search
-_TOKENS: Final = re.compile(rb"(" + _STRING + rb")(\s*+:\s*+)?+|[{}\[\]]", re.DOTALL).finditer
+_TOKENS: Final = re.compile(rb"(" + _STRING + rb")(\s*+:\s*+)?|[{}\[\]]", re.DOTALL).finditer
 _VALUE: Final = re.compile(_STRING + rb"|null", re.DOTALL).match
 
 

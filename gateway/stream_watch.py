@@ -150,4 +150,6 @@ def _is_json(payload: bytes) -> bool:
 @cache
 def _ordinary(end_marks: tuple[bytes, ...], error_marks: tuple[bytes, ...]) -> re.Pattern[bytes]:
     special = b"|".join(map(re.escape, end_marks + error_marks))
-    return re.compile(rb"(?:(?!%b)(?:event: [^\r\n]*\n)?data: \{[^\r\n]*\}\n\n)++" % special)
+    # Greedy, not possessive: before Python 3.11.5 `(…)++` keeps what its last, failed round has read (gh-106052).
+    # An event can be read in one way only, so going back over them takes no longer than reading them.
+    return re.compile(rb"(?:(?!%b)(?:event: [^\r\n]*\n)?data: \{[^\r\n]*\}\n\n)+" % special)

@@ -1,13 +1,32 @@
-"""What all tests share: they run on the loop that the program runs on."""
+"""What all tests share: they run on the loop that the program runs on, and each of them ends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
+import pytest
 import uvloop
+
+_TIMER = pytest.StashKey[Any]()
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The one loop there is."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    """Remember how long a test may take."""
+    item.stash[_TIMER] = settings
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Clearing away may take as long again. Of a test that has failed the timer is gone: somebody might debug it."""
+    settings = item.stash.get(_TIMER, None)
+    if settings is not None:
+        item.ihook.pytest_timeout_cancel_timer(item=item)
+        item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
+    yield

@@ -110,6 +110,37 @@ def test_nothing_turns_data_into_code() -> None:
     } == {}
 
 
+POSSESSIVE_GROUP = re.compile(rb"\)(?:[*+?]|\{[0-9,]+\})\+")
+
+
+def possessive_groups(source: str) -> Iterator[bytes]:
+    """Texts with a group that is repeated possessively: before Python 3.11.5, and so on Debian 12, it keeps what its
+    last round has read even if that round failed (gh-106052). A greedy one does as well, or an atomic group around it.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+            text = node.value.encode("utf-8", "surrogatepass") if isinstance(node.value, str) else node.value
+            if POSSESSIVE_GROUP.search(text):
+                yield text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "seen"),
+    [("(?:ab?c)++", True), ("(a)*+", True), ("(a)?+", True), ("(a){1,3}+", True), ("(?:[^a]++|b)+ [+*]++", False)],
+)
+def test_possessive_groups_are_seen(pattern: str, seen: bool) -> None:
+    for prefix in "r", "rb":
+        assert [*possessive_groups(f"x = {prefix}'{pattern}'")] == ([pattern.encode()] if seen else [])
+
+
+def test_no_group_is_repeated_possessively() -> None:
+    found = {path.relative_to(ROOT).as_posix(): [*possessive_groups(path.read_text())] for path in product_files()}
+    # Its file says why this one does no harm.
+    assert {path: texts for path, texts in found.items() if texts} == {
+        "gateway/model_rewrite.py": [rb'"(?:[^"\\]++|\\.)*+"']
+    }
+
+
 def test_torch_stays_in_the_torch_worker() -> None:
     users = [
         path.relative_to(ROOT)
@@ -208,3 +239,24 @@ def test_continuous_integration_runs_what_a_developer_runs() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "make test" in script.read_text()
+
+
+# --- the tests themselves ----------------------------------------------------------------------------------
+
+
+def test_a_failed_test_that_hangs_while_it_clears_away_is_ended(tmp_path: Path) -> None:
+    test = tmp_path / "test_hangs.py"
+    test.write_text(
+        "import time\n"
+        "import pytest\n"
+        "@pytest.fixture\n"
+        "def endless():\n"
+        "    yield\n"
+        "    time.sleep(600)\n"
+        "def test_fails(endless):\n"
+        "    assert False\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--timeout", "1", str(test)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert run.returncode == 1
+    assert "time.sleep(600)" in run.stdout + run.stderr

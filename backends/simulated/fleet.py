@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -68,7 +69,8 @@ class SimulatedFleet:
         await worker.close()
 
     async def close(self) -> None:
-        """Stop every worker; a second call does nothing."""
+        """Stop every worker, even when this is cancelled meanwhile; a second call does nothing."""
         workers, self._workers = self._workers, []
-        for worker in workers:
-            await worker.close()
+        async with contextlib.AsyncExitStack() as stack:
+            for worker in reversed(workers):
+                stack.push_async_callback(worker.close)

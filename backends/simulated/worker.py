@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,16 +173,17 @@ class SimulatedWorker:
             raise
 
     async def close(self) -> None:
-        """Cancel everything, close every socket; a second call does nothing."""
+        """Cancel everything, close every socket, even when this is cancelled meanwhile; a second call does nothing."""
         if not self._alive:
             return
         self._alive = False
         self._site = None
         self.driver.close()
-        await self._runner.cleanup()
-        forget_handlers()
-        if self.publisher is not None:
-            await self.publisher.close()
+        async with contextlib.AsyncExitStack() as stack:
+            if self.publisher is not None:
+                stack.push_async_callback(self.publisher.close)
+            stack.callback(forget_handlers)
+            await self._runner.cleanup()
 
     def _handlers(self) -> list[RequestHandler]:
         server = self._runner.server
