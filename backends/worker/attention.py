@@ -29,6 +29,8 @@ QUERIES: Final = 64
 """Queries of one sequence that are attended at a time."""
 _GROUP_TOKENS: Final = 16_384
 """Keys of all sequences that decode in one call, at most: what is gathered for them takes memory."""
+_SMALL: Final = 4096
+"""Multiplications of a product that torch hands to another routine, which rounds differently (on the CPU, at most)."""
 _SHORT: Final = 256
 """Contexts up to so many tokens count as similarly long."""
 
@@ -151,31 +153,39 @@ def _groups(spans: Sequence[Span]) -> Iterator[Sequence[Span]]:
 def _context(spans: Sequence[Span], window: int | None, pool: KvPool) -> _Context:
     device, size = pool.data.device, pool.block_size
     firsts = [_first_block(span.start, window, size) for span in spans]
-    tables = [
-        span.block_table[first : -(-span.end // size)] for span, first in zip(spans, firsts, strict=True)
-    ]
-    longest = max(map(len, tables))
-    table = torch.tensor([[*blocks, *[0] * (longest - len(blocks))] for blocks in tables], device=device)
-    tokens = (table * (pool.n_layers * 2 * size))[:, :, None] + torch.arange(size, device=device)
-    heads = torch.arange(pool.kv_heads, device=device)[:, None]
-    rows = tokens.view(len(spans), 1, -1) * pool.kv_heads + heads
-
-    starts = torch.tensor([span.start for span in spans], device=device)[:, None, None, None]
     origins = torch.tensor(firsts, device=device)[:, None, None, None] * size
+    starts = torch.tensor([span.start for span in spans], device=device)[:, None, None, None]
     tiles = []
     for first, last in pairwise(_tile_edges(spans[0])):
-        # The origin is the same for all sequences of a group but where each has one query, and then it is its own.
+        # Sequences of one group have one query each and begin where their gathered keys begin, or are one sequence.
         low = (_first_block(spans[0].start + first, window, size) - firsts[0]) * size
-        high = longest * size if len(spans) > 1 else -(-(spans[0].start + last) // size) * size - firsts[0] * size
+        ends = [-(-(span.start + last) // size) - block for span, block in zip(spans, firsts, strict=True)]
+        high = max(max(ends) * size, low + _least_keys(pool))
         # Without a window, all keys before the shortest sequence's first query are seen.
-        sees = low if window else min(span.start + first for span in spans)
+        unsure = low if window else min(span.start + first for span in spans)
         queries = starts + torch.arange(first, last, device=device)[:, None]
-        keys = origins + torch.arange(sees, high, device=device)
+        keys = origins + torch.arange(unsure, high, device=device)
         hidden = keys > queries
         if window is not None:
             hidden |= keys <= queries - window
         tiles.append(_Tile(first, last, slice(low, high), hidden))
-    return _Context(rows.reshape(-1), tiles)
+    return _Context(_rows(spans, firsts, max(tile.keys.stop for tile in tiles), pool), tiles)
+
+
+def _least_keys(pool: KvPool) -> int:
+    """So many keys, in whole blocks, make even a single query's products large enough for the usual routine."""
+    size = pool.block_size
+    return -(-(_SMALL // (pool.kv_heads * pool.head_dim) + 1) // size) * size
+
+
+def _rows(spans: Sequence[Span], firsts: Sequence[int], keys: int, pool: KvPool) -> Tensor:
+    """Where so many keys of each sequence lie; beyond a sequence's end it is any block, whose keys are hidden."""
+    device, size = pool.data.device, pool.block_size
+    tables = [span.block_table[first : -(-span.end // size)] for span, first in zip(spans, firsts, strict=True)]
+    table = torch.tensor([[*blocks, *[0] * (keys // size - len(blocks))] for blocks in tables], device=device)
+    tokens = (table * (pool.n_layers * 2 * size))[:, :, None] + torch.arange(size, device=device)
+    heads = torch.arange(pool.kv_heads, device=device)[:, None]
+    return (tokens.view(len(spans), 1, -1) * pool.kv_heads + heads).reshape(-1)
 
 
 def _tile_edges(span: Span) -> list[int]:

@@ -32,6 +32,7 @@ class KvPool:
         self.block_bytes = block_bytes(config, block_size, dtype)
         self.n_layers = config.num_layers
         self.kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
         # Every token's keys in every layer one under the other, and every head's: a layer's begin at an offset.
         self._tokens = self.data.view(-1, config.num_kv_heads * config.head_dim)
         self._heads = self.data.view(-1, config.head_dim)
