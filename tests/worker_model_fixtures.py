@@ -123,11 +123,11 @@ def saved(model: Any, directory: Path, **options: Any) -> Path:
 
 
 def runner(
-    directory: Path, *, dtype: torch.dtype = torch.float32, n_blocks: int = 64, block_size: int = BLOCK_SIZE, kernel: Kernel | None = None,
+    directory: Path, *, dtype: torch.dtype = torch.float32, n_blocks: int = 64, block_size: int = BLOCK_SIZE, kernel: Kernel | None = None, device: torch.device = CPU,
 ) -> ModelRunner:
     config = ModelConfig.read(directory)
-    decoder = Decoder(config, Weights.load(directory, config, dtype=dtype, device=CPU), kernel)
-    pool = KvPool(config, n_blocks=n_blocks, block_size=block_size, dtype=dtype, device=CPU)
+    decoder = Decoder(config, Weights.load(directory, config, dtype=dtype, device=device), kernel)
+    pool = KvPool(config, n_blocks=n_blocks, block_size=block_size, dtype=dtype, device=device)
     return ModelRunner(decoder, pool)
 
 
