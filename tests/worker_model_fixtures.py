@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 from transformers.utils import logging
 
+from backends.worker.attention import Kernel
 from backends.worker.decoder import Decoder
 from backends.worker.kv_pool import KvPool
 from backends.worker.model_config import ModelConfig
@@ -122,12 +123,12 @@ def saved(model: Any, directory: Path, **options: Any) -> Path:
 
 
 def runner(
-    directory: Path, *, dtype: torch.dtype = torch.float32, n_blocks: int = 64, block_size: int = BLOCK_SIZE, **options: Any
+    directory: Path, *, dtype: torch.dtype = torch.float32, n_blocks: int = 64, block_size: int = BLOCK_SIZE, kernel: Kernel | None = None, device: torch.device = CPU,
 ) -> ModelRunner:
     config = ModelConfig.read(directory)
-    decoder = Decoder(config, Weights.load(directory, config, dtype=dtype, device=CPU))
-    pool = KvPool(config, n_blocks=n_blocks, block_size=block_size, dtype=dtype, device=CPU)
-    return ModelRunner(decoder, pool, **options)
+    decoder = Decoder(config, Weights.load(directory, config, dtype=dtype, device=device), kernel)
+    pool = KvPool(config, n_blocks=n_blocks, block_size=block_size, dtype=dtype, device=device)
+    return ModelRunner(decoder, pool)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

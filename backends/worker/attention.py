@@ -1,20 +1,84 @@
-"""Attention over the paged KV pool, the same code on CPU and CUDA.
+"""Attention over the paged KV pool.
 
-A step holds tokens of several sequences: those that decode (one token each) come first and are attended in one batched
-call; each sequence with several tokens is attended by itself. Keys and values of the whole step are written to the
-pool before anything is read, so that sequences of one step may share blocks that one of them fills.
+A step holds tokens of several sequences. Those that decode (one token each) come first and are attended together, in
+groups of similar length; each sequence with several tokens is attended by itself, some queries at a time. Keys and
+values of the whole step are written to the pool before anything is read, so that sequences of one step may share
+blocks that one of them fills. The queries of one KV head are rows of one product: keys and values are not repeated.
+
+**The same row, bit for bit.** What a query gets may depend on its own context alone, not on what else is computed with
+it. So a context starts at a place that follows from the query's position, and ends in masked keys whose weights are
+exactly zero. With that, and products whose rows do not depend on their number, chunks and batches change no bit; see
+`numerics.rows_are_independent` for where products are such.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from backends.worker.kv_pool import KvPool
+
+QUERIES: Final = 64
+"""Queries of one sequence that are attended at a time."""
+_GROUP_TOKENS: Final = 16_384
+"""Keys of all sequences that decode in one call, at most: what is gathered for them takes memory."""
+_SMALL: Final = 4096
+"""Multiplications of a product that torch hands to another routine, which rounds differently (on the CPU, at most)."""
+_SHORT: Final = 256
+"""Contexts up to so many tokens count as similarly long."""
+
+
+class Kernel(Protocol):
+    """Attention of gathered keys and values."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+        """`q` [n, rows, head_dim] attends `k` and `v` [n, keys, head_dim], n = sequences × KV heads.
+
+        `hidden` [sequences or 1, 1, queries, m], boolean, is true where one of the last m keys is not to be seen; rows
+        are queries of one head after those of another. Returns [n, rows, head_dim].
+        """
+        ...
+
+
+def products(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+    """Two products and a softmax in float32.
+
+    In types of 16 bits the scores are kept in two parts, rounded and rest, for a product that is rounded to 8 bits
+    would be off by percents where scores are large.
+    """
+    keys = k.transpose(1, 2)
+    scale = 1.0 / math.sqrt(q.shape[-1])
+    scores = torch.bmm(q, keys)
+    if scores.dtype.itemsize == 2:
+        rest = torch.baddbmm(scores, q, keys, beta=-1)
+        scores = (scores * torch.full((1,), scale, dtype=torch.float32, device=q.device)).add_(rest, alpha=scale)
+    else:
+        scores.mul_(scale)
+    _last_keys(scores, hidden).masked_fill_(hidden[:, :, None], -math.inf)
+    return torch.bmm(torch.softmax(scores, dim=-1).to(v.dtype), v)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+    """torch's fused kernels."""
+    sequences, _, queries, _ = hidden.shape
+    seen = torch.ones((sequences, 1, q.shape[1], k.shape[1]), dtype=torch.bool, device=q.device)
+    _last_keys(seen.view(sequences, q.shape[1], -1), hidden).copy_(~hidden[:, :, None])
+    q, k, v = (x.view(sequences, -1, *x.shape[1:]) for x in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen).flatten(0, 1)
+
+
+def _last_keys(scores: Tensor, hidden: Tensor) -> Tensor:
+    """A view of `scores` [n, rows, keys] as [sequences, KV heads, query heads, queries, m]."""
+    sequences, _, queries, keys = hidden.shape
+    n, rows, _ = scores.shape
+    return scores.view(sequences, n // sequences, rows // queries, queries, -1)[..., -keys:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,103 +91,141 @@ class Span:
     block_table: Sequence[int]
     """Blocks of the sequence, from its first token on."""
 
+    @property
+    def end(self) -> int:
+        """Position after the last one."""
+        return self.start + self.count
+
 
 @dataclass(frozen=True, slots=True)
-class _Gather:
-    """Where the context of some queries lies, and which of it each query sees; for one window size."""
+class _Tile:
+    """Queries that are attended at once, of each sequence of a group the same number."""
 
-    table: Tensor
-    """Block ids [sequences, blocks], padded with any block."""
-    mask: Tensor
-    """[sequences, 1, queries, blocks × block_size], true where a query sees a key."""
+    first: int
+    last: int
+    """Queries of each sequence, within the group's."""
+    keys: slice
+    """Of those gathered."""
+    hidden: Tensor
+    """As `Kernel` takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """The keys of a group of sequences, and which query sees which; for one window size."""
+
+    rows: Tensor
+    """Rows of the pool (see `KvPool.heads`) [sequences × kv_heads × keys]."""
+    tiles: list[_Tile]
 
 
 class AttentionPlan:
     """What the layers of one step need to know of its sequences: built once a step, read by every layer."""
 
-    def __init__(self, spans: Sequence[Span], windows: set[int | None], block_size: int, device: torch.device) -> None:
-        """`spans` in the order of the step's rows: first those of one token, then the others."""
-        self.decodes = sum(span.count == 1 for span in spans)
-        if any(span.count == 1 for span in spans[self.decodes :]):
-            raise ValueError("spans of one token come first")
-        self.counts = [span.count for span in spans[self.decodes :]]
-        positions = [position for span in spans for position in range(span.start, span.start + span.count)]
-        blocks = [
-            span.block_table[position // block_size]
-            for span in spans
-            for position in range(span.start, span.start + span.count)
-        ]
-        self.positions = torch.tensor(positions, device=device)
-        self.blocks = torch.tensor(blocks, device=device)
-        self.offsets = self.positions % block_size
-        groups = [spans[: self.decodes]] if self.decodes else []
-        groups += [[span] for span in spans[self.decodes :]]
-        self.gathers = {window: [_gather(group, window, block_size, device) for group in groups] for window in windows}
+    def __init__(self, spans: Sequence[Span], windows: set[int | None], pool: KvPool) -> None:
+        """`spans` in the order of the step's tokens: first those of one token, by length, then the others."""
+        device, size = pool.data.device, pool.block_size
+        places = [(span.block_table[at // size], at) for span in spans for at in range(span.start, span.end)]
+        blocks, self.positions = torch.tensor(places, device=device).view(-1, 2).unbind(1)
+        self.slots = blocks * (pool.n_layers * 2 * size) + self.positions % size
+        """Rows of the pool (see `KvPool.tokens`) that the step's keys go to, in the first layer."""
+        self.groups = list(_groups(spans))
+        self.contexts = {window: [_context(group, window, pool) for group in self.groups] for window in windows}
 
 
-def _gather(spans: Sequence[Span], window: int | None, block_size: int, device: torch.device) -> _Gather:
-    """Spans of the same count. With a window, blocks that no query sees are left out."""
-    firsts = [max(0, span.start + 1 - window) // block_size if window else 0 for span in spans]
-    tables = [
-        span.block_table[first : (span.start + span.count - 1) // block_size + 1]
-        for span, first in zip(spans, firsts, strict=True)
-    ]
-    longest = max(map(len, tables))
-    table = torch.tensor([[*blocks, *[0] * (longest - len(blocks))] for blocks in tables], device=device)
-    first = torch.tensor(firsts, device=device)[:, None, None] * block_size
-    keys = first + torch.arange(longest * block_size, device=device)
-    starts = torch.tensor([span.start for span in spans], device=device)[:, None, None]
-    queries = starts + torch.arange(spans[0].count, device=device)[:, None]
-    mask = keys <= queries
-    if window is not None:
-        mask &= keys > queries - window
-    return _Gather(table, mask[:, None])
+def _groups(spans: Sequence[Span]) -> Iterator[Sequence[Span]]:
+    """Sequences to attend together."""
+    first = 0
+    for index, span in enumerate(spans):
+        if span.count > 1:
+            yield from [spans[first:index]] if first < index else []
+            yield [span]
+            first = index + 1
+        elif first < index:
+            similar = span.end <= max(_SHORT, 2 * spans[first].end)
+            if not similar or span.end * (index + 1 - first) > _GROUP_TOKENS:
+                yield spans[first:index]
+                first = index
+    if first < len(spans):
+        yield spans[first:]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, layer: Tensor, plan: AttentionPlan, window: int | None) -> Tensor:
-    """Writes `k` and `v` [tokens, kv_heads, head_dim] to `layer` of the pool, then attends `q` [tokens, heads, head_dim].
+def _context(spans: Sequence[Span], window: int | None, pool: KvPool) -> _Context:
+    device, size = pool.data.device, pool.block_size
+    firsts = [_first_block(span.start, window, size) for span in spans]
+    origins = torch.tensor(firsts, device=device)[:, None, None, None] * size
+    starts = torch.tensor([span.start for span in spans], device=device)[:, None, None, None]
+    tiles = []
+    for first, last in pairwise(_tile_edges(spans[0])):
+        # Sequences of one group have one query each and begin where their gathered keys begin, or are one sequence.
+        low = (_first_block(spans[0].start + first, window, size) - firsts[0]) * size
+        ends = [-(-(span.start + last) // size) - block for span, block in zip(spans, firsts, strict=True)]
+        high = max(max(ends) * size, low + _least_keys(pool))
+        # Without a window, all keys before the shortest sequence's first query are seen.
+        unsure = low if window else min(span.start + first for span in spans)
+        queries = starts + torch.arange(first, last, device=device)[:, None]
+        keys = origins + torch.arange(unsure, high, device=device)
+        hidden = keys > queries
+        if window is not None:
+            hidden |= keys <= queries - window
+        tiles.append(_Tile(first, last, slice(low, high), hidden))
+    return _Context(_rows(spans, firsts, max(tile.keys.stop for tile in tiles), pool), tiles)
+
+
+def _least_keys(pool: KvPool) -> int:
+    """So many keys, in whole blocks, make even a single query's products large enough for the usual routine."""
+    size = pool.block_size
+    return -(-(_SMALL // (pool.kv_heads * pool.head_dim) + 1) // size) * size
+
+
+def _rows(spans: Sequence[Span], firsts: Sequence[int], keys: int, pool: KvPool) -> Tensor:
+    """Where so many keys of each sequence lie; beyond a sequence's end it is any block, whose keys are hidden."""
+    device, size = pool.data.device, pool.block_size
+    tables = [span.block_table[first : -(-span.end // size)] for span, first in zip(spans, firsts, strict=True)]
+    table = torch.tensor([[*blocks, *[0] * (keys // size - len(blocks))] for blocks in tables], device=device)
+    tokens = (table * (pool.n_layers * 2 * size))[:, :, None] + torch.arange(size, device=device)
+    heads = torch.arange(pool.kv_heads, device=device)[:, None]
+    return (tokens.view(len(spans), 1, -1) * pool.kv_heads + heads).reshape(-1)
+
+
+def _tile_edges(span: Span) -> list[int]:
+    """Where tiles of a span begin and end: at the span's ends, and at positions that are multiples of `QUERIES`."""
+    inner = range(-(-(span.start + 1) // QUERIES) * QUERIES, span.end, QUERIES)
+    return [0, *(position - span.start for position in inner), span.count]
+
+
+def _first_block(position: int, window: int | None, block_size: int) -> int:
+    """The block where a query's context begins: the same for all queries of a tile, wherever a chunk begins."""
+    return 0 if window is None else max(0, position // QUERIES * QUERIES + 1 - window) // block_size
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, pool: KvPool, layer: int, plan: AttentionPlan, window: int | None, kernel: Kernel
+) -> Tensor:
+    """Writes `k` and `v` [tokens, kv_heads, head_dim] to the pool, then attends `q` [tokens, heads, head_dim].
 
     Returns [tokens, heads × head_dim].
     """
-    layer[plan.blocks, :, plan.offsets] = torch.stack((k, v), dim=1)
-    gathers = plan.gathers[window]
-    outs = []
-    if plan.decodes:
-        outs.append(_decode(q[: plan.decodes], layer, gathers[0]))
-    rest = q[plan.decodes :].split(plan.counts) if plan.counts else ()
-    outs += [
-        _prefill(rows, layer, gather)
-        for rows, gather in zip(rest, gathers[1 if plan.decodes else 0 :], strict=True)
-    ]
+    for part, new in enumerate((k, v)):
+        pool.tokens(layer, part).index_copy_(0, plan.slots, new.reshape(len(new), -1))
+    outs, row = [], 0
+    for group, context in zip(plan.groups, plan.contexts[window], strict=True):
+        count = len(group) * group[0].count
+        outs.append(_attend_group(q[row : row + count], len(group), pool, layer, context, kernel))
+        row += count
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-def _context(layer: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [sequences, kv_heads, blocks × block_size, head_dim] of `table` [sequences, blocks]."""
-    sequences, blocks = table.shape
-    _, _, block_size, heads, size = layer.shape
-    context = layer[table.view(-1)].view(sequences, blocks, 2, block_size, heads, size)
-    keys, values = (context[:, :, part].reshape(sequences, -1, heads, size).transpose(1, 2) for part in (0, 1))
-    return keys, values
-
-
-def _decode(q: Tensor, layer: Tensor, gather: _Gather) -> Tensor:
-    """One query of each sequence. The queries of one KV head are rows of one product: keys are not repeated."""
-    keys, values = _context(layer, gather.table)
-    sequences, heads, size = q.shape
-    groups = q.view(sequences, keys.shape[1], -1, size)
-    mask = gather.mask.expand(-1, -1, groups.shape[2], -1)
-    return scaled_dot_product_attention(groups, keys, values, attn_mask=mask).reshape(sequences, heads * size)
-
-
-def _prefill(q: Tensor, layer: Tensor, gather: _Gather) -> Tensor:
-    """Several queries of one sequence."""
-    keys, values = _context(layer, gather.table)
-    count, heads, size = q.shape
-    out = scaled_dot_product_attention(
-        q.transpose(0, 1)[None], keys, values, attn_mask=gather.mask, enable_gqa=heads != keys.shape[1]
-    )
-    return out[0].transpose(0, 1).reshape(count, heads * size)
-
-
-__all__ = ["AttentionPlan", "KvPool", "Span", "attend"]
+def _attend_group(q: Tensor, sequences: int, pool: KvPool, layer: int, context: _Context, kernel: Kernel) -> Tensor:
+    """`q` [sequences × queries, heads, head_dim]; returns [sequences × queries, heads × head_dim]."""
+    n, size = sequences * pool.kv_heads, q.shape[-1]
+    keys, values = (pool.heads(layer, part).index_select(0, context.rows).view(n, -1, size) for part in (0, 1))
+    # [sequences, queries, kv_heads, query heads, head_dim] to [sequences, kv_heads, query heads, queries, head_dim]
+    queries = q.view(sequences, len(q) // sequences, pool.kv_heads, -1, size).permute(0, 2, 3, 1, 4)
+    outs = []
+    for tile in context.tiles:
+        rows = queries[:, :, :, tile.first : tile.last]
+        out = kernel(rows.reshape(n, -1, size), keys[:, tile.keys], values[:, tile.keys], tile.hidden)
+        outs.append(out.view(rows.shape).permute(0, 3, 1, 2, 4))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+    return out.reshape(len(q), -1)

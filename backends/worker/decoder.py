@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backends.worker.attention import AttentionPlan, attend
+from backends.worker.attention import AttentionPlan, Kernel, attend, products, sdpa
 from backends.worker.kv_pool import KvPool
 from backends.worker.model_config import ModelConfig
 from backends.worker.rope import Rope, rotate
@@ -28,12 +28,14 @@ _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 class Decoder:
     """One model, ready to compute. All tokens of a step are rows; only attention knows which sequence they are of."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, kernel: Kernel | None = None) -> None:
+        """`kernel` None: the faster one for the weights' device."""
         self.config = config
         self.weights = weights
         self.dtype = weights.embed.dtype
         self.device = weights.embed.device
         self._rope = Rope(config.rope, config.head_dim, config.max_position_embeddings, self.device)
+        self._kernel = kernel or (products if self.device.type == "cpu" else sdpa)
         self._act = _ACTIVATIONS[config.hidden_act]
 
     def forward(self, token_ids: Tensor, plan: AttentionPlan, pool: KvPool) -> Tensor:
@@ -66,7 +68,7 @@ class Decoder:
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         q, k = rotate(q, *angles), rotate(k, *angles)
-        out = attend(q, k, v, pool.layer(index), plan, config.windows[index])
+        out = attend(q, k, v, pool, index, plan, config.windows[index], self._kernel)
         return functional.linear(out, layer.o, layer.o_bias)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:

@@ -30,10 +30,23 @@ class KvPool:
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.block_bytes = block_bytes(config, block_size, dtype)
+        self.n_layers = config.num_layers
+        self.kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        # Every token's keys in every layer one under the other, and every head's: a layer's begin at an offset.
+        self._tokens = self.data.view(-1, config.num_kv_heads * config.head_dim)
+        self._heads = self.data.view(-1, config.head_dim)
 
-    def layer(self, index: int) -> Tensor:
-        """A view of one layer: [n_blocks, 2, block_size, kv_heads, head_dim]."""
-        return self.data[:, index]
+    def tokens(self, layer: int, part: int) -> Tensor:
+        """Rows [any, kv_heads × head_dim]: of block b the token t is in row b × n_layers × 2 × block_size + t.
+
+        `part` is 0 for keys, 1 for values. What is written to a row is in the pool.
+        """
+        return self._tokens[(layer * 2 + part) * self.block_size :]
+
+    def heads(self, layer: int, part: int) -> Tensor:
+        """Rows [any, head_dim]: those of `tokens`, each cut into its heads."""
+        return self._heads[(layer * 2 + part) * self.block_size * self.kv_heads :]
 
     def block(self, index: int) -> Tensor:
         """A view of one block's bytes [block_bytes], uint8, contiguous: what is written to it is in the pool."""

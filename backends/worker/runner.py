@@ -42,11 +42,11 @@ class ModelRunner:
         Returns logits [sampling chunks, vocab], float32, in the order of `chunks`. Chunks may share blocks, and read
         what others of the same step write, where the hashes of the blocks say that the tokens are the same.
         """
-        order = sorted(range(len(chunks)), key=lambda index: len(chunks[index].token_ids) > 1)
+        order = sorted(range(len(chunks)), key=lambda index: (len(chunks[index].token_ids) > 1, chunks[index].start))
         ordered = [chunks[index] for index in order]
         spans = [Span(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in ordered]
         device = self.decoder.device
-        plan = AttentionPlan(spans, self._windows, self.pool.block_size, device)
+        plan = AttentionPlan(spans, self._windows, self.pool)
         token_ids = torch.tensor([token for chunk in ordered for token in chunk.token_ids], device=device)
         hidden = self.decoder.forward(token_ids, plan, self.pool)
         return self.decoder.logits(hidden[self._sampled(chunks, order, device)])
