@@ -180,7 +180,7 @@ def test_each_choice_has_a_seed_that_follows_from_the_first() -> None:
     assert all(0 <= choice.seed < 2**64 and choice.temperature == 0.5 for choice in choices)
     assert choices == [read(seed=7, temperature=0.5).choice(number) for number in range(128)]
     assert choices[1].seed != read(seed=8).params.seed
-    assert choices[1].seed == 7338374403126862733
+    assert choices[1].seed == 4799193096086172078
 
 
 def test_a_given_seed_draws_none() -> None:

@@ -63,12 +63,12 @@ def read_sampling(
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=_min_tokens(body, max_tokens),
-        temperature=_number(body, "temperature", 0, 2, default=1),
+        temperature=_number(body, "temperature", 0, 2, default=1.0),
         top_p=_above_zero(body, "top_p", 1),
         top_k=max(_integer(body, "top_k", -1, None) or 0, 0),
-        min_p=_number(body, "min_p", 0, 1, default=0),
-        presence_penalty=_number(body, "presence_penalty", -2, 2, default=0),
-        frequency_penalty=_number(body, "frequency_penalty", -2, 2, default=0),
+        min_p=_number(body, "min_p", 0, 1, default=0.0),
+        presence_penalty=_number(body, "presence_penalty", -2, 2, default=0.0),
+        frequency_penalty=_number(body, "frequency_penalty", -2, 2, default=0.0),
         repetition_penalty=_above_zero(body, "repetition_penalty", 2),
         seed=(draw_seed() if seed is None else seed) % 2**64,
         logit_bias=_logit_bias(body, vocab_size),
@@ -106,7 +106,7 @@ def _min_tokens(body: Mapping[str, object], max_tokens: int) -> int:
 
 
 def _above_zero(body: Mapping[str, object], name: str, most: float) -> float:
-    value = _number(body, name, 0, most, default=1)
+    value = _number(body, name, 0, most, default=1.0)
     if not value:
         raise SamplingError(f"{name} must be above 0 and at most {most:g}, not 0", name)
     return value
