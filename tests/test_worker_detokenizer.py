@@ -33,7 +33,9 @@ DECODERS = {
     "first-space": decoders.Metaspace(prepend_scheme="first"),
     "all-spaces": decoders.Metaspace(prepend_scheme="never"),
     "strip-each": decoders.Sequence([decoders.Metaspace(prepend_scheme="never"), decoders.Strip(" ", 2, 0)]),
-    "strip-two": decoders.Sequence([decoders.Metaspace(prepend_scheme="never"), decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
+    "strip-two": decoders.Sequence(
+        [decoders.Metaspace(prepend_scheme="never"), decoders.Fuse(), decoders.Strip(" ", 2, 0)]
+    ),
     "replace-behind": decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", "_")]),
     "byte-level": decoders.Sequence([decoders.ByteLevel()]),
     "suffix": decoders.BPEDecoder(suffix="e"),

@@ -42,7 +42,7 @@ class SamplingRequest:
     skip_special_tokens: bool
 
     def choice(self, number: int) -> SamplingParams:
-        """Parameters of choice `number`, from 0: each further one has a seed of its own, which follows from the first's."""
+        """Parameters of choice `number`, from 0. Each has a seed of its own, which follows from the first's."""
         if not number:
             return self.params
         packed = struct.pack("<QQ", self.params.seed, number)
@@ -126,7 +126,9 @@ def _logit_bias(body: Mapping[str, object], vocab_size: int) -> dict[int, float]
         if not is_id or int(key) >= vocab_size:
             raise SamplingError(f"{name}'s keys must be token ids from 0 to {vocab_size - 1}", name)
         if not _is_number(value) or not -100 <= value <= 100:
-            raise SamplingError(f"{name} of token {int(key)} must be a number from -100 to 100, not {_told(value)}", name)
+            raise SamplingError(
+                f"{name} of token {int(key)} must be a number from -100 to 100, not {_told(value)}", name
+            )
         biases[int(key)] = float(value)
     return biases
 
