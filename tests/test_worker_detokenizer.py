@@ -21,7 +21,9 @@ from tests.tokens_fixtures import bert, deepseek, deepseek_directory, embedded, 
 
 __all__ = ["bert", "deepseek", "deepseek_directory", "embedded", "metaspace"]
 
-fixture_is_read_only = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+fixture_is_read_only = settings(
+    max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 
 LLAMA2 = decoders.Sequence(
     [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

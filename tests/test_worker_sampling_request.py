@@ -39,7 +39,8 @@ FIELDS = (
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_null_is_not_there(chat: bool) -> None:
-    assert read(chat=chat, **dict.fromkeys(FIELDS)) == read(chat=chat)
+    nothing: dict[str, Any] = dict.fromkeys(FIELDS)
+    assert read(chat=chat, **nothing) == read(chat=chat)
 
 
 @pytest.mark.parametrize(
