@@ -83,6 +83,12 @@ def texts(reference: tokenizers.Tokenizer) -> TokenTexts:
     return TokenTexts(reference)
 
 
+def id_of(reference: tokenizers.Tokenizer, token: str) -> int:
+    found = reference.token_to_id(token)
+    assert found is not None
+    return found
+
+
 def cut(ids: Sequence[int], sizes: Iterator[int]) -> list[list[int]]:
     pieces, at = [], 0
     while at < len(ids):
@@ -158,7 +164,7 @@ def test_behind_a_prompt_nothing_is_stripped(
 
 def test_a_broken_character_is_told_at_the_end_only(embedded: Tokenizer) -> None:
     texts = TokenTexts(embedded.reference)
-    of_byte = {byte: embedded.reference.token_to_id(char) for char, byte in byte_level_alphabet().items()}
+    of_byte = {byte: id_of(embedded.reference, char) for char, byte in byte_level_alphabet().items()}
     detokenizer = Detokenizer(texts)
     assert detokenizer.push([of_byte[byte] for byte in b"a\xf0\x9f\x98"]) == "a"
     assert detokenizer.finish() == "\ufffd"
@@ -169,7 +175,7 @@ def test_a_broken_character_is_told_at_the_end_only(embedded: Tokenizer) -> None
 
 
 def byte_ids(reference: tokenizers.Tokenizer, data: bytes) -> list[int]:
-    return [reference.token_to_id(f"<0x{byte:02X}>") for byte in data]
+    return [id_of(reference, f"<0x{byte:02X}>") for byte in data]
 
 
 def test_a_run_of_byte_tokens_is_held_until_it_is_certain() -> None:
@@ -180,7 +186,7 @@ def test_a_run_of_byte_tokens_is_held_until_it_is_certain() -> None:
     # What the bytes were is known as soon as the run cannot be mended, or ends.
     assert detokenizer.push(byte_ids(reference, b"\x80")) == "\ufffd" * 5
     assert detokenizer.push(byte_ids(reference, b"A")) == "\ufffd"
-    assert detokenizer.push([reference.token_to_id("▁")]) == " "
+    assert detokenizer.push([id_of(reference, "▁")]) == " "
     assert detokenizer.push(byte_ids(reference, b"A")) == ""
     assert detokenizer.finish() == "A"
 
@@ -333,10 +339,10 @@ def test_single_tokens_by_example(embedded: Tokenizer) -> None:
     texts = TokenTexts(embedded.reference)
     (the,) = embedded.reference.encode(" the").ids
     assert (texts.token_bytes(the), texts.token_text(the)) == (b" the", " the")
-    assert texts.token_text(embedded.reference.token_to_id("<|im_end|>")) == "<|im_end|>"
+    assert texts.token_text(id_of(embedded.reference, "<|im_end|>")) == "<|im_end|>"
     assert texts.token_bytes(embedded.vocab_size + 7) == b""
     llama = with_decoder("llama-2")
     texts = TokenTexts(llama)
-    assert texts.token_bytes(llama.token_to_id("<0xE2>")) == b"\xe2"
-    assert texts.token_text(llama.token_to_id("<0xE2>")) == "\ufffd"
-    assert texts.token_text(llama.token_to_id("▁the")) == " the"
+    assert texts.token_bytes(id_of(llama, "<0xE2>")) == b"\xe2"
+    assert texts.token_text(id_of(llama, "<0xE2>")) == "\ufffd"
+    assert texts.token_text(id_of(llama, "▁the")) == " the"

@@ -106,8 +106,8 @@ FILTERS: list[Mapping[str, Any]] = [
 
 def expected_scores(logits: Tensor, fields: Mapping[str, Any]) -> Tensor:
     """In vLLM v1's order, by transformers' own processors."""
-    nothing = torch.zeros(1, 1, dtype=torch.long)
-    scores = TemperatureLogitsWarper(float(fields.get("temperature", 1)))(nothing, logits)
+    nothing: Any = torch.zeros(1, 1, dtype=torch.long)
+    scores: Tensor = TemperatureLogitsWarper(float(fields.get("temperature", 1)))(nothing, logits)
     if "min_p" in fields:
         scores = MinPLogitsWarper(fields["min_p"])(nothing, scores)
     if "top_k" in fields:
@@ -255,7 +255,7 @@ def test_logprobs_are_log_softmax_whatever_the_temperature() -> None:
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: array("I", ids), lambda ids: np.array(ids, "<u4")])
 def test_ids_may_come_in_any_sequence(kind: Any) -> None:
-    fields = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logprobs": 5}
+    fields: dict[str, Any] = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logprobs": 5}
     plain, other = (
         SamplerRow(params(**fields), 5, make(PROMPT), make(OUTPUT), suppressed=(1,)) for make in (list, kind)
     )
@@ -263,7 +263,7 @@ def test_ids_may_come_in_any_sequence(kind: Any) -> None:
 
 
 def test_ids_beyond_the_vocabulary_change_nothing() -> None:
-    fields = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "logprobs": 5, "min_tokens": 9}
+    fields: dict[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "logprobs": 5, "min_tokens": 9}
     inside = SamplerRow(params(logit_bias={1: 2.0}, **fields), 5, PROMPT, OUTPUT, (1,))
     beyond = SamplerRow(params(logit_bias={1: 2.0, 300: 9.0}, **fields), 5, (*PROMPT, 300), (*OUTPUT, 9999), (1, 300))
     assert sample(logits_of(5), inside) == sample(logits_of(5), beyond)
@@ -309,7 +309,7 @@ def test_a_large_vocabulary_in_any_batch_and_number_of_threads() -> None:
     """Large enough that torch divides the work."""
     vocab = 151_936
     logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(0)) * 2
-    fields = [{"top_p": 0.95}, {}, {"top_k": 50}, {"min_p": 0.02}, {"top_k": 5000, "top_p": 0.99}]
+    fields: list[dict[str, Any]] = [{"top_p": 0.95}, {}, {"top_k": 50}, {"min_p": 0.02}, {"top_k": 5000, "top_p": 0.99}]
     rows = [SamplerRow(params(seed=at, **each), at) for at, each in enumerate(fields)]
     sampler = Sampler(vocab)
     together = sampler.sample(logits, rows)
@@ -415,7 +415,9 @@ def test_one_token_left(temperature: float) -> None:
     row_params = params(min_tokens=1, temperature=temperature, logprobs=20)
     all_but_one = [token for token in range(VOCAB) if token != 123]
     ((token, told),) = sample(logits_of(9), SamplerRow(row_params, 0, suppressed=all_but_one))
-    assert (token, told) == (123, TokenLogprobs(pytest.approx(0.0), (123,), (pytest.approx(0.0),)))
+    assert told is not None
+    assert (token, told.top_ids) == (123, (123,))
+    assert [told.logprob, *told.top_logprobs] == pytest.approx([0.0, 0.0])
 
 
 def test_bad_rows_are_told_and_the_others_can_go_on() -> None:

@@ -132,7 +132,7 @@ class Sampler:
             seen = scores[ids]
             scores[ids] = torch.where(seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty)
         if params.frequency_penalty or params.presence_penalty:
-            ids, counts = output.unique(return_counts=True)
+            ids, counts = torch.unique(output, return_counts=True)
             scores[ids] -= params.frequency_penalty * counts.to(scores.dtype) + params.presence_penalty
 
     def _ids(self, ids: Sequence[int] | Ids) -> Tensor:
