@@ -79,7 +79,8 @@ def test_null_is_not_there(chat: bool) -> None:
     ],
 )
 def test_good_values(name: str, value: object, expected: object) -> None:
-    got = getattr(read(**{name: value}).params, name)
+    body: dict[str, Any] = {name: value}
+    got = getattr(read(**body).params, name)
     assert (got, type(got)) == (expected, type(expected))
 
 
