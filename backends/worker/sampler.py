@@ -10,6 +10,7 @@ Sources: vLLM `v1/sample/sampler.py` (order), OpenAI's API reference (presence a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,7 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self._vocab = vocab_size
         self._device = torch.device(device)
+        self._on_cpu = self._device.type == "cpu"
         self._spaces: dict[tuple[str, torch.dtype], Tensor] = {}
 
     @torch.inference_mode()
@@ -130,7 +132,7 @@ class Sampler:
             seen = scores[ids]
             scores[ids] = torch.where(seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty)
         if params.frequency_penalty or params.presence_penalty:
-            ids, counts = output.unique(return_counts=True)
+            ids, counts = torch.unique(output, return_counts=True)
             scores[ids] -= params.frequency_penalty * counts.to(scores.dtype) + params.presence_penalty
 
     def _ids(self, ids: Sequence[int] | Ids) -> Tensor:
@@ -140,7 +142,7 @@ class Sampler:
 
     def _likeliest(self, scores: Tensor, peaks: Tensor, places: list[int]) -> list[int]:
         """The first id of the largest score in each of the rows `places`."""
-        if self._device.type != "cpu":
+        if not self._on_cpu:
             return [int(token) for token in scores.argmax(-1)[places].tolist()] if places else []
         # Here argmax takes twenty times as long as amax.
         return [int((scores[at].numpy() == peaks[at].item()).argmax()) for at in places]
@@ -184,7 +186,7 @@ class Sampler:
 
     def _sums(self, weights: Tensor) -> list[float]:
         """Of each row, in float64."""
-        if self._device.type == "cpu":
+        if self._on_cpu:
             # One row at a time in one thread: the same sum in every batch.
             return [float(row.sum(dtype=np.float64)) for row in weights.numpy()]
         return weights.sum(-1, dtype=torch.float64).tolist()
@@ -214,7 +216,7 @@ class Sampler:
         self, weights: Tensor, floors: list[float], scores: Tensor, places: list[int]
     ) -> list[tuple[Ids, Floats, Floats]]:
         """Of each row: ids of the tokens above its floor, ascending, with their weights and scores."""
-        if self._device.type == "cpu":
+        if self._on_cpu:
             found = []
             for at, floor in enumerate(floors):
                 row = weights[at].numpy()
@@ -238,9 +240,10 @@ class Sampler:
             return {}
         picked = torch.tensor(places, device=self._device)
         weights = self._weights(scores, peaks, places, [1.0] * len(places))
-        log_sums = [float(peak + np.log(total)) for peak, total in zip(peaks[picked].tolist(), self._sums(weights))]
+        sums = self._sums(weights)
         told = {}
-        for at, place, log_sum in zip(range(len(places)), places, log_sums, strict=True):
+        for place, peak, total in zip(places, peaks[picked].tolist(), sums, strict=True):
+            log_sum = peak + math.log(total)
             ids, values = self._leading(scores[place], min(rows[place].params.logprobs or 0, self._vocab))
             logprob = float(scores[place, tokens[place]]) - log_sum
             told[place] = TokenLogprobs(logprob, tuple(ids), tuple(value - log_sum for value in values))
