@@ -1,6 +1,9 @@
-"""Puts an engine together from its options: weights, KV pool, scheduler, sampler."""
+"""Puts an engine together from its options: weights, KV pool, scheduler, sampler. The composition root of its process."""
 
 from __future__ import annotations
+
+import logging
+from typing import Final
 
 import torch
 
@@ -8,42 +11,65 @@ from backends.worker.block_manager import BlockManager
 from backends.worker.decoder import Decoder
 from backends.worker.engine import Engine
 from backends.worker.kv_pool import KvPool
+from backends.worker.memory import StepLimits, profile, total_bytes
 from backends.worker.messages import Ready
 from backends.worker.model_config import ModelConfig
 from backends.worker.model_source import model_directory
+from backends.worker.numerics import DeviceChoice, DtypeChoice, choose_device, choose_dtype, set_threads
 from backends.worker.options import EngineOptions
 from backends.worker.runner import ModelRunner
 from backends.worker.sampler import Sampler
 from backends.worker.scheduler import Scheduler, SchedulerConfig
 from backends.worker.weights import Weights
 
+log = logging.getLogger(__name__)
+
+_SHARE: Final = {"cpu": 0.25, "cuda": 0.9}
+"""Of the memory there is, taken where no bound is named."""
+_MOST_WAITING: Final = 4096
+
+
+class OptionsError(ValueError):
+    """Options that do not fit each other or the model. The message names the option."""
+
 
 def load_engine(options: EngineOptions) -> tuple[Engine, Ready]:
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    """Load the model and allocate the pool; takes as long as reading the weights, and some steps.
+
+    Raises ValueError (of several kinds, each with a sentence for the user) and OSError.
+    """
+    set_threads(options.threads)
+    device = choose_device(DeviceChoice(options.device))
     directory = model_directory(options.model, weights=options.load_format != "dummy")
     config = ModelConfig.read(directory)
-    device, dtype = torch.device("cpu"), torch.float32
-    if options.load_format == "dummy":
-        weights = Weights.dummy(config, dtype=dtype, device=device, seed=options.seed)
-    else:
-        weights = Weights.load(directory, config, dtype=dtype, device=device)
-    n_blocks = options.kv_blocks or 1024
+    for field in config.ignored:
+        log.warning("config.json: %s is not known and was ignored", field)
+    dtype = choose_dtype(DtypeChoice(options.dtype), device)
+    decoder = Decoder(config, _weights(options, config, dtype, device))
+    limits = StepLimits(
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=_longest(options, config),
+    )
+    n_blocks = options.kv_blocks
+    if n_blocks is None:
+        bound = options.memory or int(total_bytes(device) * _SHARE[device.type])
+        n_blocks = profile(decoder, limits, options.block_size).blocks(bound)
+    # More than the pool holds would never be admitted.
+    max_model_len = min(limits.max_model_len, n_blocks * options.block_size)
     pool = KvPool(config, n_blocks=n_blocks, block_size=options.block_size, dtype=dtype, device=device)
-    max_model_len = options.max_model_len or min(config.max_length, n_blocks * options.block_size)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=max_model_len,
-            max_waiting=options.max_waiting or 4096,
+            max_waiting=options.max_waiting or _MOST_WAITING,
             enable_prefix_caching=options.enable_prefix_caching,
             enable_chunked_prefill=options.enable_chunked_prefill,
             eos_token_ids=frozenset(config.eos_token_ids),
         ),
         BlockManager(n_blocks, options.block_size, options.name),
     )
-    engine = Engine(scheduler, ModelRunner(Decoder(config, weights), pool), Sampler(config.vocab_size, device))
     ready = Ready(
         blocks=n_blocks,
         block_size=options.block_size,
@@ -53,4 +79,20 @@ def load_engine(options: EngineOptions) -> tuple[Engine, Ready]:
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
     )
-    return engine, ready
+    return Engine(scheduler, ModelRunner(decoder, pool), Sampler(config.vocab_size, device)), ready
+
+
+def _weights(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+    if options.load_format == "dummy":
+        return Weights.dummy(config, dtype=dtype, device=device, seed=options.seed)
+    return Weights.load(model_directory(options.model), config, dtype=dtype, device=device)
+
+
+def _longest(options: EngineOptions, config: ModelConfig) -> int:
+    if options.max_model_len is None:
+        return config.max_length
+    if options.max_model_len > config.max_length:
+        raise OptionsError(
+            f"max_model_len is {options.max_model_len}; the model's positions are made for {config.max_length} tokens"
+        )
+    return options.max_model_len
