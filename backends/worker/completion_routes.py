@@ -37,7 +37,7 @@ class CompletionRoutes:
     async def _answer(self, request: web.Request, plan: Plan, name: str) -> web.StreamResponse:
         serving = self._serving
         cut_off = (lambda: _cut_off(request)) if plan.stream else None
-        generation = Generation(serving.engine, plan, serving.tokenizer, serving.metrics, cut_off)
+        generation = Generation(serving.engine, plan, serving.texts, serving.metrics, cut_off)
         rendering = Rendering(name, int(time.time()), plan, generation.choices)
         with generation:
             if plan.stream:

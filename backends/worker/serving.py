@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 
+from backends.worker.detokenizer import TokenTexts
 from backends.worker.engine_client import EngineClient
 from backends.worker.messages import Ready
 from backends.worker.metrics import WorkerMetrics
@@ -36,6 +37,7 @@ class Serving:
         self.engine = engine
         self.ready = ready
         self.tokenizer = tokenizer
+        self.texts = TokenTexts(tokenizer.reference)
         self.model = options.engine.name
         self.metrics = WorkerMetrics(self.model)
         self.planner = Planner(self.model, tokenizer, ready, lambda: _RANDOM.getrandbits(63))
