@@ -94,9 +94,13 @@ class Choice:
         news, self._news = self._news, Delta()
         return news
 
-    def token_text(self, token_id: int) -> tuple[str, bytes]:
-        """One token alone, as text and as its bytes."""
-        return self._texts.token_text(token_id), self._texts.token_bytes(token_id)
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token alone."""
+        return self._texts.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """One token alone, with U+FFFD for what is no whole character."""
+        return self._texts.token_text(token_id)
 
     def _add(self, piece: str, out: TokensOut, used: int) -> None:
         news = self._news
