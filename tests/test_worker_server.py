@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -22,6 +23,7 @@ from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prefix_index import PrefixIndex
 from cache.token_backends import ids_to_bytes
 from policies.types import WorkerId
+from tests.gateway_fixtures import config_for, gateway
 from tests.worker_fixtures import MODEL, running_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -54,13 +56,13 @@ def chat(content: str = STORY, **fields: Any) -> dict[str, Any]:
         "model": MODEL,
         "messages": [{"role": "user", "content": content}],
         "max_tokens": 20,
-        "temperature": 0,
+        "seed": 7,
         **fields,
     }
 
 
 def completion(prompt: object = STORY, **fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "prompt": prompt, "max_tokens": 20, "temperature": 0, **fields}
+    return {"model": MODEL, "prompt": prompt, "max_tokens": 20, "seed": 7, **fields}
 
 
 async def load(worker: Worker) -> EngineLoad:
@@ -163,7 +165,7 @@ async def test_echo(client: openai.AsyncOpenAI, http: aiohttp.ClientSession) -> 
 
 
 async def test_completions_have_sixteen_tokens_unless_told(client: openai.AsyncOpenAI) -> None:
-    answer = await client.completions.create(model=MODEL, prompt=STORY, temperature=0)
+    answer = await client.completions.create(model=MODEL, prompt=STORY, seed=7)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 16
 
@@ -173,8 +175,9 @@ async def test_stop_strings_across_tokens(client: openai.AsyncOpenAI, include: b
     whole = (await client.completions.create(**completion(logprobs=0))).choices[0]
     assert whole.logprobs is not None
     assert whole.logprobs.tokens is not None
-    left, right = whole.logprobs.tokens[5:7]
-    stop = left[-2:] + right[:2]  # the last character in no token of the first
+    # Its last characters are in another token than its first; of both, the text is whole characters.
+    pairs = [left[-2:] + right[:2] for left, right in pairwise(whole.logprobs.tokens[5:])]
+    stop = next(pair for pair in pairs if pair in whole.text)
     end = whole.text.index(stop) + (len(stop) if include else 0)
     extra = {"include_stop_str_in_output": include}
     asked = completion(stop=["never said", stop], extra_body=extra)
@@ -276,6 +279,12 @@ async def test_the_prompt_of_a_chat_may_continue_its_last_message(http: aiohttp.
 
     assert (await prompt(add_generation_prompt=False, continue_final_message=True)).endswith("Good day")
     assert await prompt(add_generation_prompt=True) != await prompt(add_generation_prompt=False)
+
+
+async def test_a_seed_repeats_and_choices_differ(client: openai.AsyncOpenAI) -> None:
+    first = await client.completions.create(**completion(n=2))
+    again = await client.completions.create(**completion(n=2))
+    assert [each.text for each in first.choices] == [each.text for each in again.choices]
 
 
 # --- the other routes --------------------------------------------------------------------------------------
@@ -543,3 +552,40 @@ async def test_a_longest_prompt_leaves_room_for_one_token(http: aiohttp.ClientSe
         assert (await response.json())["usage"]["total_tokens"] == 2048
     async with http.post("/v1/completions", json=completion([7] * 2047, max_tokens=2)) as response:
         assert (response.status, (await response.json())["error"]["param"]) == (400, "max_tokens")
+
+
+# --- behind the gateway ------------------------------------------------------------------------------------
+
+
+async def test_the_gateway_sends_a_conversation_where_its_prefix_is(worker: Worker) -> None:
+    async with running_worker(name="worker-1") as other:
+        workers = (worker, other)
+        feeds = [
+            f", kv_events: {{endpoint: '{each.kv_endpoint}', replay_endpoint: '{each.replay_endpoint}'}}"
+            for each in workers
+        ]
+        config = config_for(
+            [each.url for each in workers],
+            f"models: [{{name: {MODEL}, tokenizer: embedded}}]\nresponse_headers: {{worker: x-worker}}\n",
+            workers_extra=feeds,
+        )
+        async with gateway(config) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            messages = [{"role": "user", "content": "A conversation that nobody has had before. " * 20}]
+            seen, cached = [], []
+            for _ in range(4):
+                raw = await client.chat.completions.with_raw_response.create(**{**chat(), "messages": messages})
+                answer = raw.parse()
+                seen.append(raw.headers["x-worker-id"])
+                assert answer.usage is not None
+                assert answer.usage.prompt_tokens_details is not None
+                cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
+                messages += [
+                    {"role": "assistant", "content": answer.choices[0].message.content},
+                    {"role": "user", "content": "Go on. " * 10},
+                ]
+            assert len(set(seen)) == 1
+            assert cached[0] == 0
+            assert cached == sorted(set(cached))
+            stream = await client.chat.completions.create(**chat(stream=True, stream_options={"include_usage": True}))
+            chunks = [chunk async for chunk in stream]
+            assert chunks[-1].usage is not None

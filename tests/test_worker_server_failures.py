@@ -250,6 +250,28 @@ async def test_a_key_is_wanted_under_v1_alone() -> None:
     assert "secret" not in repr(worker.options)
 
 
+async def test_requests_beyond_the_bound_are_refused_unread() -> None:
+    async with running_worker("pace:20", max_open_requests=1) as worker:
+        first = asyncio.create_task(ask(worker, completion(max_tokens=30)))
+        await eventually(lambda: worker.engine.open_sequences == 1)
+        status, body = await ask(worker)
+        assert (status, "1 requests are under way already" in body) == (503, True)
+        assert (await health(worker))[0] == 200
+        assert (await first)[0] == 200
+        assert (await ask(worker, completion(max_tokens=1)))[0] == 200
+
+
+async def test_a_body_that_does_not_come_is_a_408() -> None:
+    async with running_worker(body_within=0.3) as worker:
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: w\r\ncontent-length: 100\r\n\r\n{")
+        async with asyncio.timeout(10):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
 async def test_a_body_beyond_the_bound_is_a_413() -> None:
     async with running_worker(max_body_bytes=10_000) as worker:
         status, body = await ask(worker, completion(prompt="a" * 20_000))
