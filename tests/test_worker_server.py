@@ -23,7 +23,7 @@ from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prefix_index import PrefixIndex
 from cache.token_backends import ids_to_bytes
 from policies.types import WorkerId
-from tests.gateway_fixtures import config_for, gateway
+from tests.gateway_fixtures import config_for, eventually, gateway
 from tests.worker_fixtures import MODEL, running_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -72,7 +72,7 @@ async def load(worker: Worker) -> EngineLoad:
 
 async def until(worker: Worker, condition: Callable[[EngineLoad], object]) -> EngineLoad:
     async with asyncio.timeout(10):
-        while not condition(told := await load(worker)):
+        while not condition(told := await load(worker)):  # noqa: ASYNC110 - a page has no event
             await asyncio.sleep(0.02)
     return told
 
@@ -222,7 +222,7 @@ async def test_logprobs_of_chats(client: openai.AsyncOpenAI) -> None:
     assert unary.content is not None
     assert [len(each.top_logprobs) for each in unary.content] == [3] * 6
     assert all(each.logprob <= 0 and each.bytes is not None for each in unary.content)
-    streamed = []
+    streamed: list[Any] = []
     async for chunk in await client.chat.completions.create(**asked, stream=True):
         found = chunk.choices[0].logprobs
         streamed += (found.content or []) if found is not None else []
@@ -260,7 +260,8 @@ async def test_token_ids_are_returned_where_asked_for(client: openai.AsyncOpenAI
     assert (unary.model_extra or {})["prompt_token_ids"] == prompt
     ids = (unary.choices[0].model_extra or {})["token_ids"]
     assert len(ids) == 6
-    heads, streamed = [], []
+    heads: list[object] = []
+    streamed: list[int] = []
     async for chunk in await client.chat.completions.create(**asked, stream=True):
         heads.append((chunk.model_extra or {}).get("prompt_token_ids"))
         streamed += (chunk.choices[0].model_extra or {}).get("token_ids") or []
@@ -376,7 +377,7 @@ async def test_kv_events_are_what_the_gateway_would_predict(worker: Worker, http
 
     async def until_held(blocks: int, salt: str = "") -> None:
         async with asyncio.timeout(10):
-            while held(salt).get(name, 0) != blocks:
+            while held(salt).get(name, 0) != blocks:  # noqa: ASYNC110 - the index has no event to wait for
                 await asyncio.sleep(0.01)
 
     async def complete(**fields: Any) -> int:
@@ -421,9 +422,7 @@ async def test_a_client_that_leaves_frees_its_sequences(
         await until(worker, lambda told: told.running == 3)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-    async with asyncio.timeout(10):
-        while worker.engine.open_sequences:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: worker.engine.open_sequences == 0, timeout=10)
     after = await until(worker, lambda told: told.running == 0)
     assert (after.generation_tokens or 0) - (before.generation_tokens or 0) < 3 * LONG
 
@@ -509,8 +508,13 @@ async def test_refusals_of_completions_name_the_field(
 
 
 async def test_what_is_refused_by_name_may_be_given_as_nothing(http: aiohttp.ClientSession) -> None:
-    nothing = {"tools": [], "functions": None, "guided_json": None, "response_format": {"type": "text"}}
-    harmless = {"tool_choice": "none", "modalities": ["text"], "user": "somebody", "metadata": {"a": "b"}}
+    nothing: dict[str, Any] = {"tools": [], "functions": None, "guided_json": None, "response_format": {"type": "text"}}
+    harmless: dict[str, Any] = {
+        "tool_choice": "none",
+        "modalities": ["text"],
+        "user": "somebody",
+        "metadata": {"a": "b"},
+    }
     async with http.post("/v1/chat/completions", json=chat(**nothing, **harmless)) as response:
         assert response.status == 200, await response.text()
     async with http.post("/v1/chat/completions", json=chat(tools=[TOOL], tool_choice="none")) as response:

@@ -21,9 +21,9 @@ from backends.worker.messages import (
     SamplingParams,
     StepDone,
     Submit,
+    ToEngine,
     TokenLogprobs,
     TokensOut,
-    ToEngine,
     ToServer,
 )
 from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineHash
@@ -93,10 +93,12 @@ async def test_only_this_user_reaches_the_socket() -> None:
 async def test_what_an_engine_has_not_taken_is_bounded_and_not_lost() -> None:
     server = ServerEnd()
     sent: list[ToEngine] = []
-    with pytest.raises(ChannelFullError):
-        for number in range(10_000):
+    for number in range(10_000):
+        try:
             server.send(submit(number))
-            sent.append(submit(number))
+        except ChannelFullError:
+            break
+        sent.append(submit(number))
     assert 1000 <= len(sent) <= 3000
     # What takes load away is always taken.
     for message in (Cancel("0"), Clear()):
@@ -117,15 +119,15 @@ async def test_an_engine_waits_for_a_server_that_is_behind() -> None:
     server = ServerEnd()
     engine = EngineEnd(server.endpoint)
     steps = 0
-    with pytest.raises(ChannelError, match="takes nothing"):  # noqa: PT012 - how many fit is ZMQ's to say
-        while True:
+    while steps < 10_000:
+        try:
             engine.send(StepDone(stats=EngineStats(steps=steps)), timeout_s=0.2)
-            steps += 1
+        except ChannelError:
+            break
+        steps += 1
     assert 1000 <= steps <= 5000
-    received = []
     async with asyncio.timeout(10):
-        for _ in range(steps):
-            received.append(await server.receive())
+        received = [await server.receive() for _ in range(steps)]
     assert received == [StepDone(stats=EngineStats(steps=number)) for number in range(steps)]
     engine.close()
     server.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def steps_of(cuts: list[int], *, logprobs: bool) -> list[TokensOut]:
             2,
             tuple(LOGPROBS[start:end]) if logprobs else None,
         )
-        for start, end in zip(bounds, bounds[1:], strict=False)
+        for start, end in pairwise(bounds)
     ]
 
 
@@ -73,7 +74,7 @@ DRAINS = st.lists(st.booleans(), min_size=1, max_size=10)
 @given(cuts=CUTS, drains=DRAINS, chat=st.booleans(), logprobs=st.booleans(), include=st.booleans())
 @pytest.mark.parametrize("stops", [(), ("STOP", "never said"), ("🙃",), ("d night",)])
 def test_steps_and_looks_change_nothing(
-    stops: tuple[str, ...], cuts: list[int], drains: list[bool], chat: bool, logprobs: bool, include: bool
+    stops: tuple[str, ...], *, cuts: list[int], drains: list[bool], chat: bool, logprobs: bool, include: bool
 ) -> None:
     wanted = {"logprobs": 2} if logprobs else {}
     plan = plan_of(chat=chat, params=wanted, stops=stops, include_stop=include)

@@ -7,6 +7,7 @@ makes of the whole list. Source: `tokenizers/src/decoders/` of that library.
 from __future__ import annotations
 
 import codecs
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -42,6 +43,7 @@ def byte_level_alphabet() -> dict[str, int]:
 _ALPHABET: Final = byte_level_alphabet()
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def byte_level_bytes(piece: str) -> bytes:
     """Bytes of a token of byte-level BPE; one with a character outside of the alphabet is text as it stands."""
     try:
