@@ -29,9 +29,9 @@ from backends.worker.messages import (
     Refused,
     StepDone,
     Submit,
+    ToEngine,
     TokenLogprobs,
     TokensOut,
-    ToEngine,
 )
 from backends.worker.options import EngineOptions
 from cache.block_hash import ChainKey, extend_chain, root_hash

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from backends.worker.detokenizer import Detokenizer
+from backends.worker.detokenizer import Detokenizer, TokenTexts
 from backends.worker.messages import FinishReason, TokenLogprobs, TokensOut
 from backends.worker.plan import Plan, PlannedChoice
-from cache.tokenizer import Tokenizer
+from cache.token_backends import bytes_to_ids
+from policies.types import TokenIds
+
+_TAIL_BYTES: Final = 64 * 4
+"""Of a prompt's ids: an answer goes on behind them, and is decoded so."""
 
 
 @dataclass(slots=True)
@@ -32,6 +37,7 @@ class Choice:
         "_detokenizer",
         "_include_stop",
         "_news",
+        "_texts",
         "cached_tokens",
         "finish_reason",
         "n_output",
@@ -39,15 +45,18 @@ class Choice:
         "stop_reason",
     )
 
-    def __init__(self, planned: PlannedChoice, plan: Plan, tokenizer: Tokenizer) -> None:
+    def __init__(self, planned: PlannedChoice, plan: Plan, texts: TokenTexts) -> None:
         sampling = plan.sampling
         self.planned = planned
+        self._texts = texts
         self._include_stop = sampling.include_stop
         self._detokenizer = Detokenizer(
-            tokenizer,
+            texts,
+            bytes_to_ids(TokenIds(planned.token_ids[-_TAIL_BYTES:])),
             skip_special_tokens=sampling.skip_special_tokens,
             stop=sampling.stops,
             include_stop=sampling.include_stop,
+            min_tokens=planned.params.min_tokens,
         )
         self._news = Delta()
         self.n_output = 0
@@ -85,9 +94,13 @@ class Choice:
         news, self._news = self._news, Delta()
         return news
 
-    def token_text(self, token_id: int) -> tuple[str, bytes]:
-        """One token alone, as text and as its bytes."""
-        return self._detokenizer.token_text(token_id), self._detokenizer.token_bytes(token_id)
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token alone."""
+        return self._texts.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """One token alone, with U+FFFD for what is no whole character."""
+        return self._texts.token_text(token_id)
 
     def _add(self, piece: str, out: TokensOut, used: int) -> None:
         news = self._news

@@ -37,7 +37,7 @@ class CompletionRoutes:
     async def _answer(self, request: web.Request, plan: Plan, name: str) -> web.StreamResponse:
         serving = self._serving
         cut_off = (lambda: _cut_off(request)) if plan.stream else None
-        generation = Generation(serving.engine, plan, serving.tokenizer, serving.metrics, cut_off)
+        generation = Generation(serving.engine, plan, serving.texts, serving.metrics, cut_off)
         rendering = Rendering(name, int(time.time()), plan, generation.choices)
         with generation:
             if plan.stream:
@@ -49,12 +49,14 @@ class CompletionRoutes:
         """The head goes out with the first token: until then a refusal still has a status of its own."""
         await generation.news()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
         try:
+            await response.prepare(request)
             async with asyncio.timeout(None) as deadline:
                 await self._send_all(response, generation, rendering, deadline)
         except TimeoutError:
             _cut_off(request)
+        except ConnectionError:
+            pass  # the client has left, or was cut off
         return response
 
     async def _send_all(

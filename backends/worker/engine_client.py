@@ -179,6 +179,8 @@ class EngineClient:
                 log.warning("the engine speaks again")
             self._silent = 0.0
             self._take(message)
+            # ZMQ's futures of what is there already are done at once: awaiting them lets nobody else run.
+            await asyncio.sleep(0)
 
     def _take(self, message: ToServer) -> None:
         if isinstance(message, StepDone):

@@ -11,11 +11,11 @@ from typing import Final, Self
 
 from backends.engine_api.api_errors import ApiError
 from backends.worker.choice import Choice
+from backends.worker.detokenizer import TokenTexts
 from backends.worker.engine_client import EngineClient, EngineFault, EngineUnavailableError
 from backends.worker.messages import FinishReason, Refused, Submit, TokensOut
 from backends.worker.metrics import WorkerMetrics
 from backends.worker.plan import Plan
-from cache.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Generation:
         self,
         engine: EngineClient,
         plan: Plan,
-        tokenizer: Tokenizer,
+        texts: TokenTexts,
         metrics: WorkerMetrics,
         overrun: Callable[[], None] | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class Generation:
         self._plan = plan
         self._metrics = metrics
         self._overrun = overrun
-        self.choices = [Choice(planned, plan, tokenizer) for planned in plan.choices]
+        self.choices = [Choice(planned, plan, texts) for planned in plan.choices]
         self._open: dict[str, Choice] = {}
         self._started = time.monotonic()
         self._last: dict[str, float] = {}

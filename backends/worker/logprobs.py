@@ -28,8 +28,8 @@ class ChatLogprobs:
         return {"content": content, "refusal": None}
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, raw = self._choice.token_text(token_id)
-        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(raw)}
+        raw = self._choice.token_bytes(token_id)
+        return {"token": raw.decode(errors="replace"), "logprob": max(logprob, _LEAST), "bytes": list(raw)}
 
 
 class CompletionLogprobs:
@@ -41,7 +41,7 @@ class CompletionLogprobs:
 
     def of(self, delta: Delta) -> dict[str, Any]:
         """Of the tokens of a delta."""
-        texts = [self._choice.token_text(each)[0] for each in delta.token_ids]
+        texts = [self._choice.token_text(each) for each in delta.token_ids]
         offsets = []
         for text in texts:
             offsets.append(self._offset)
@@ -56,7 +56,7 @@ class CompletionLogprobs:
     def _top(self, text: str, told: TokenLogprobs) -> dict[str, float]:
         """The likeliest tokens, and the sampled one too where it is none of them."""
         top = {
-            self._choice.token_text(each)[0]: max(logprob, _LEAST)
+            self._choice.token_text(each): max(logprob, _LEAST)
             for each, logprob in zip(told.top_ids, told.top_logprobs, strict=True)
         }
         return top | {text: max(told.logprob, _LEAST)}

@@ -73,6 +73,10 @@ class WorkerOptions:
     api_key: str | None = field(default=None, repr=False)
     """The bearer token that every route under `/v1` wants."""
     max_body_bytes: int = 32 << 20
+    max_open_requests: int = 2048
+    """Requests with a body that are under way at once; one beyond is answered 503 unread."""
+    body_within: float = 60.0
+    """A body has to be there after so long."""
     max_open_sequences: int = 4096
     """Sequences that clients may have open at once; a request beyond is answered 503."""
     ready_within: float = 600.0

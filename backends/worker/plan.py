@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from msgspec.structs import replace
-
 from backends.engine_api.api_errors import ApiError
 from backends.engine_api.bodies import TokenizeRequest, prompts_of, read_body
 from backends.engine_api.lengths import room_for_output
@@ -22,7 +20,6 @@ from policies.types import TokenIds
 
 _TOKEN_BYTES: Final = 4
 _MOST_CHOICES: Final = 512
-_SEED_MASK: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +131,7 @@ class Planner:
         )
         for (echo, ids), sampling in zip(prompts, samplings, strict=True):
             for number in range(sampling.n):
-                # Choices of one prompt differ under one seed, as in vLLM.
-                params = replace(sampling.params, seed=(sampling.params.seed + number) & _SEED_MASK)
-                plan.choices.append(PlannedChoice(len(plan.choices), ids, params, echo))
+                plan.choices.append(PlannedChoice(len(plan.choices), ids, sampling.choice(number), echo))
         return plan
 
     def _sampling(self, raw: Mapping[str, object], ids: TokenIds, *, chat: bool) -> SamplingRequest:

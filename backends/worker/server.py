@@ -22,6 +22,7 @@ class WorkerServer:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
+        self._open = 0
         key = serving.options.api_key
         self._authorization = None if key is None else f"Bearer {key}".encode()
 
@@ -47,11 +48,22 @@ class WorkerServer:
         """Errors in OpenAI's shape."""
         try:
             check_bearer(request, self._authorization)
+            if request.method == "POST":
+                return await self._bounded(request, handler)
             return await handler(request)
         except ApiError as error:
             return refusal(request, error)
         except web.HTTPException as error:
             return refusal(request, http_error(error))
+
+    async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._open >= self._serving.options.max_open_requests:
+            raise unavailable(f"{self._open} requests are under way already")
+        self._open += 1
+        try:
+            return await handler(request)
+        finally:
+            self._open -= 1
 
     async def _name_answer(self, request: web.Request, response: web.StreamResponse) -> None:
         """Which worker answered, and which request."""

@@ -13,6 +13,8 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 
+from backends.engine_api.api_errors import ApiError
+from backends.worker.detokenizer import TokenTexts
 from backends.worker.engine_client import EngineClient
 from backends.worker.messages import Ready
 from backends.worker.metrics import WorkerMetrics
@@ -36,6 +38,7 @@ class Serving:
         self.engine = engine
         self.ready = ready
         self.tokenizer = tokenizer
+        self.texts = TokenTexts(tokenizer.reference)
         self.model = options.engine.name
         self.metrics = WorkerMetrics(self.model)
         self.planner = Planner(self.model, tokenizer, ready, lambda: _RANDOM.getrandbits(63))
@@ -47,8 +50,12 @@ class Serving:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def with_body(self, request: web.Request, work: Callable[[bytes], _Result]) -> _Result:
-        """What pure `work` makes of a request's body, in a thread where that may take long."""
-        body = await request.read()
+        """What pure `work` makes of a request's body, in a thread where that may take long. Raises ApiError."""
+        try:
+            async with asyncio.timeout(self.options.body_within):
+                body = await request.read()
+        except TimeoutError:
+            raise ApiError(408, "The request's body did not come in time.", kind="RequestTimeoutError") from None
         if len(body) <= _SHORT_BODY:
             return work(body)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, body)
