@@ -16,6 +16,7 @@ from backends.aiohttp_memory import forget_handlers
 from backends.kv_publisher import KvEventPublisher
 from backends.worker.engine_client import EngineClient
 from backends.worker.messages import Ready, StepDone
+from backends.worker.model_source import model_directory
 from backends.worker.options import WorkerOptions
 from backends.worker.server import WorkerServer
 from backends.worker.serving import Serving
@@ -38,6 +39,7 @@ class Worker:
             most_open=options.max_open_sequences,
             on_step=self._publish,
         )
+        self.tokenizer_directory = Path(options.tokenizer or options.engine.model)
         self._stack = contextlib.AsyncExitStack()
         self._publisher: KvEventPublisher | None = None
         self._ready: Ready | None = None
@@ -78,8 +80,8 @@ class Worker:
     async def __aenter__(self) -> Self:
         """Take the ports, start the engine, and listen when it is ready.
 
-        Raises OSError or zmq.ZMQError when a port is taken, TokenizerError, and EngineError when the engine does
-        not start. The port refuses connections until the engine is ready.
+        Raises OSError or zmq.ZMQError when a port is taken, ModelSourceError, TokenizerError, and EngineError
+        when the engine does not start. The port refuses connections until the engine is ready.
         """
         try:
             await self._start()
@@ -108,8 +110,7 @@ class Worker:
             self._publisher = _publisher(options)
             stack.push_async_callback(self._publisher.close)
         stack.push_async_callback(self.engine.close, options.stop_within)
-        directory = options.tokenizer or Path(options.engine.model)
-        tokenizer = await asyncio.to_thread(Tokenizer.load, directory, chat_template=options.chat_template)
+        tokenizer = await asyncio.to_thread(self._load_tokenizer)
         self._ready = await self.engine.start(options.ready_within)
         serving = Serving(options, self.engine, self._ready, tokenizer)
         stack.callback(serving.close)
@@ -123,6 +124,13 @@ class Worker:
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
         await web.SockSite(runner, listening, backlog=_BACKLOG).start()
+
+    def _load_tokenizer(self) -> Tokenizer:
+        # Fetches the weights too where the model is an id: the engine then finds them, and is not slow to start.
+        engine = self.options.engine
+        directory = model_directory(engine.model, weights=engine.load_format != "dummy")
+        self.tokenizer_directory = self.options.tokenizer or directory
+        return Tokenizer.load(self.tokenizer_directory, chat_template=self.options.chat_template)
 
     def _publish(self, step: StepDone) -> None:
         if self._publisher is not None and step.events:
