@@ -18,8 +18,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from backends.worker.engine_client import EngineError
-from backends.worker.options import WorkerOptions
+from backends.worker.options import EngineOptions, WorkerOptions
 from backends.worker.worker import Worker
 from cache.tokenizer import TokenizerError
 from tests.gateway_fixtures import eventually
@@ -179,6 +180,16 @@ async def test_what_the_engine_refuses_has_a_status_of_its_own(
         assert worker.engine.open_sequences == 0
 
 
+async def test_an_answer_that_cannot_be_rendered_is_one_request_s_alone() -> None:
+    async with running_worker("untold") as worker:
+        status, body = await ask(worker, completion(logprobs=1, max_tokens=3))
+        assert (status, json.loads(body)["error"]["code"]) == (500, 500)
+        status, body = await ask(worker, completion(logprobs=1, max_tokens=3, stream=True))
+        assert (status, body.endswith(DONE), "cannot be rendered" in body) == (200, True, True)
+        assert worker.engine.open_sequences == 0
+        assert (await ask(worker, completion(max_tokens=3)))[0] == 200
+
+
 async def test_sequences_beyond_the_bound_are_refused_together() -> None:
     async with running_worker("pace:20", max_open_sequences=4) as worker:
         first = asyncio.create_task(ask(worker, completion(n=3, max_tokens=50)))
@@ -311,4 +322,5 @@ async def _stalled(worker: Worker, body: dict[str, Any]) -> tuple[asyncio.Stream
 
 def test_options_say_their_model_s_name() -> None:
     assert worker_options().engine.name == MODEL
-    assert WorkerOptions(engine=worker_options(engine={"served_model_name": None}).engine).engine.name == "tokenizer"
+    assert WorkerOptions(engine=EngineOptions(model=str(EMBEDDED_TOKENIZER))).engine.name == "tokenizer"
+    assert EngineOptions(model="family/model-1b").name == "family/model-1b"
