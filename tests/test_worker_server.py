@@ -468,6 +468,8 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
         ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({"priority": 1 << 80}, 400, "priority"),
         ({"cache_salt": 5}, 400, "cache_salt"),
+        ({"cache_salt": "s" * 2000}, 400, "cache_salt"),
+        ({"echo": True}, 400, "echo"),
     ],
 )
 async def test_refusals_of_chats_name_the_field(

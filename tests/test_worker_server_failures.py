@@ -18,8 +18,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from backends.worker.engine_client import EngineError
-from backends.worker.options import WorkerOptions
+from backends.worker.options import EngineOptions, WorkerOptions
 from backends.worker.worker import Worker
 from cache.tokenizer import TokenizerError
 from tests.gateway_fixtures import eventually
@@ -146,14 +147,14 @@ async def test_a_stream_that_fails_in_the_middle_says_so() -> None:
 
 
 async def test_an_engine_that_hangs_is_unhealthy_until_it_speaks_again() -> None:
-    async with running_worker("hang:5", "wake:2", "pace:20", hung_after=0.6) as worker:
+    async with running_worker("hang:5", "wake:4", "pace:20", hung_after=1.0) as worker:
         streamed, unary = await asyncio.gather(ask(worker, completion(stream=True)), ask(worker))
         assert (streamed[0], unary[0]) == (200, 500)
         assert "hangs" in streamed[1]
         assert streamed[1].endswith(DONE)
         assert "hangs" in unary[1]
         status, body = await health(worker)
-        assert (status, "told nothing for 0.6 s" in body) == (503, True)
+        assert (status, "told nothing for 1 s" in body) == (503, True)
         assert (await ask(worker))[0] == 503
         async with asyncio.timeout(10):
             while (await health(worker))[0] != 200:  # noqa: ASYNC110 - a route has no event
@@ -163,8 +164,8 @@ async def test_an_engine_that_hangs_is_unhealthy_until_it_speaks_again() -> None
 
 
 async def test_an_idle_engine_does_not_hang() -> None:
-    async with running_worker(hung_after=0.8) as worker:
-        await asyncio.sleep(2.0)
+    async with running_worker(hung_after=1.5) as worker:
+        await asyncio.sleep(3.5)
         assert (await health(worker))[0] == 200
 
 
@@ -177,6 +178,16 @@ async def test_what_the_engine_refuses_has_a_status_of_its_own(
         got, body = await ask(worker, completion(stream=stream, n=3))
         assert (got, f'"param":{param}' in body) == (status, True)
         assert worker.engine.open_sequences == 0
+
+
+async def test_an_answer_that_cannot_be_rendered_is_one_request_s_alone() -> None:
+    async with running_worker("untold") as worker:
+        status, body = await ask(worker, completion(logprobs=1, max_tokens=3))
+        assert (status, json.loads(body)["error"]["code"]) == (500, 500)
+        status, body = await ask(worker, completion(logprobs=1, max_tokens=3, stream=True))
+        assert (status, body.endswith(DONE), "cannot be rendered" in body) == (200, True, True)
+        assert worker.engine.open_sequences == 0
+        assert (await ask(worker, completion(max_tokens=3)))[0] == 200
 
 
 async def test_sequences_beyond_the_bound_are_refused_together() -> None:
@@ -311,4 +322,5 @@ async def _stalled(worker: Worker, body: dict[str, Any]) -> tuple[asyncio.Stream
 
 def test_options_say_their_model_s_name() -> None:
     assert worker_options().engine.name == MODEL
-    assert WorkerOptions(engine=worker_options(engine={"served_model_name": None}).engine).engine.name == "tokenizer"
+    assert WorkerOptions(engine=EngineOptions(model=str(EMBEDDED_TOKENIZER))).engine.name == "tokenizer"
+    assert EngineOptions(model="family/model-1b").name == "family/model-1b"

@@ -3,7 +3,7 @@
 `python worker_engine_double.py [--behaviour WORD[:NUMBER]]... --channel ENDPOINT --config JSON`. Behaviours:
 `silent` (never ready), `fail` (says why it cannot start), `exit` (ends at once), `hang:N` and `die:N` (after N
 tokens), `wake:S` (a hung one speaks again after S seconds), `refuse`, `full`, `stubborn` (ignores SIGTERM),
-`garbage:N` (after N tokens), `pace:MS` (milliseconds a step).
+`garbage:N` (after N tokens), `untold` (no log probabilities, though asked for), `pace:MS` (milliseconds a step).
 """
 
 from __future__ import annotations
@@ -150,6 +150,8 @@ class Double:
 
     def step(self) -> None:
         outputs = tuple(each.step() for each in self.running.values())
+        if "untold" in self.behaviours:
+            outputs = tuple(msgspec.structs.replace(out, logprobs=None) for out in outputs)
         for out in outputs:
             if out.finish_reason is not None:
                 del self.running[out.id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from aiohttp import web
@@ -13,6 +14,8 @@ from backends.worker.generation import Generation
 from backends.worker.plan import Plan
 from backends.worker.rendering import Rendering
 from backends.worker.serving import Serving, answer_id
+
+log = logging.getLogger(__name__)
 
 
 class CompletionRoutes:
@@ -75,6 +78,11 @@ class CompletionRoutes:
             end = rendering.end()
         except ApiError as error:
             end = error_events(str(error), status=error.status, kind=error.kind)
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception:  # the head is out: only an event can tell
+            log.exception("an answer cannot be rendered")
+            end = error_events("The answer cannot be rendered.")
         await self._write(response, end, deadline)
         deadline.reschedule(asyncio.get_running_loop().time() + self._serving.options.stall_after)
         await response.write_eof()

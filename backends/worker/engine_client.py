@@ -178,14 +178,19 @@ class EngineClient:
             if self._silent >= self._hung_after:
                 log.warning("the engine speaks again")
             self._silent = 0.0
-            self._take(message)
+            try:
+                self._take(message)
+            except Exception as error:  # deaf to its engine, a server must not seem well
+                log.exception("what the engine told cannot be taken")
+                self._fail(f"what the engine told cannot be taken: {type(error).__name__}")
+                return
             # ZMQ's futures of what is there already are done at once: awaiting them lets nobody else run.
             await asyncio.sleep(0)
 
     def _take(self, message: ToServer) -> None:
         if isinstance(message, StepDone):
             self.stats = message.stats
-            self._on_step(message)
+            self._show(message)
             for out in message.outputs:
                 self._hand_on(out.id, out, last=out.finish_reason is not None)
         elif isinstance(message, Refused):
@@ -194,6 +199,12 @@ class EngineClient:
             self._fail(f"the engine failed: {message.reason}")
         elif self._ready is not None and not self._ready.done():
             self._ready.set_result(message)
+
+    def _show(self, step: StepDone) -> None:
+        try:
+            self._on_step(step)
+        except Exception:  # no answer waits for what others are told
+            log.exception("what a step changed cannot be told")
 
     def _hand_on(self, sequence_id: str, what: TokensOut | Refused, *, last: bool) -> None:
         receiver = self._receivers.get(sequence_id)

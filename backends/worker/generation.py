@@ -44,6 +44,7 @@ class Generation:
         self._plan = plan
         self._metrics = metrics
         self._overrun = overrun
+        self._streamed = plan.stream
         self.choices = [Choice(planned, plan, texts) for planned in plan.choices]
         self._open: dict[str, Choice] = {}
         self._started = time.monotonic()
@@ -113,7 +114,8 @@ class Generation:
                 log.exception("tokens of a sequence cannot be made text")
                 self._engine.cancel(number)
                 self._fail(number, ApiError(500, "The answer cannot be made text.", kind="InternalServerError"))
-            self._news.set()
+            if self._streamed or self.done or self._error is not None:
+                self._news.set()  # who waits for the end need not be woken for each token
 
         return receive
 

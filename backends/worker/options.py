@@ -48,8 +48,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def name(self) -> str:
-        """The model as clients name it."""
-        return self.served_model_name or Path(self.model).name or self.model
+        """The model as clients name it: by its id, or by the last part of its directory."""
+        if self.served_model_name is not None:
+            return self.served_model_name
+        directory = Path(self.model)
+        return directory.resolve().name if directory.is_dir() else self.model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class Planner:
         fields, raw = read_body(body, ChatFields)
         self.check_model(fields.model)
         check_chat(fields, raw)
-        ids = self._chat_ids(raw)
+        ids = self._chat_ids(raw, add_special_tokens=raw.get("add_special_tokens") is True)
         return self._plan(fields, raw, [("", ids)], chat=True)
 
     def completion(self, body: bytes) -> Plan:
@@ -146,7 +146,7 @@ class Planner:
         except SamplingError as error:
             raise ApiError(400, str(error), param=error.param) from None
 
-    def _chat_ids(self, raw: Mapping[str, object], *, add_special_tokens: bool = False) -> TokenIds:
+    def _chat_ids(self, raw: Mapping[str, object], *, add_special_tokens: bool) -> TokenIds:
         try:
             text = self._tokenizer.render_chat(raw)
         except TemplateError as error:

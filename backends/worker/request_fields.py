@@ -13,6 +13,7 @@ import msgspec
 
 from backends.engine_api.api_errors import ApiError
 from backends.engine_api.bodies import StreamOptions
+from cache.kv_events import MAX_NAME_CHARS
 
 _NOTHING: Final[tuple[object, ...]] = (None, False, "", [], {})
 _UNSUPPORTED: Final = (
@@ -28,7 +29,7 @@ _UNSUPPORTED: Final = (
     "truncate_prompt_tokens",
     "use_beam_search",
 )
-_UNSUPPORTED_IN_CHATS: Final = ("audio", "chat_template", "function_call", "functions", "web_search_options")
+_UNSUPPORTED_IN_CHATS: Final = ("audio", "chat_template", "echo", "function_call", "functions", "web_search_options")
 _TEXT_ONLY: Final = (None, ["text"])
 
 
@@ -36,7 +37,8 @@ class _Fields(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)] | None = None
+    """No longer than a KV event may tell it."""
     priority: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)] | None = 0
     return_token_ids: bool | None = False
     response_format: dict[str, Any] | None = None

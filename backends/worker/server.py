@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from aiohttp import web
@@ -13,6 +14,8 @@ from backends.worker.completion_routes import CompletionRoutes
 from backends.worker.engine_client import EngineUnavailableError
 from backends.worker.generation import unavailable
 from backends.worker.serving import Serving, request_id_of
+
+log = logging.getLogger(__name__)
 
 VERSION: Final = "prefixgate-worker"
 
@@ -55,6 +58,11 @@ class WorkerServer:
             return refusal(request, error)
         except web.HTTPException as error:
             return refusal(request, http_error(error))
+        except ConnectionError:
+            raise
+        except Exception:  # whatever it is, it is this request's alone
+            log.exception("a request failed")
+            return refusal(request, ApiError(500, "Internal server error", kind="InternalServerError"))
 
     async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self._open >= self._serving.options.max_open_requests:
