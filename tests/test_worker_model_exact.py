@@ -14,8 +14,8 @@ from backends.worker.numerics import DeviceChoice, DtypeChoice, NumericsError
 from backends.worker.runner import Chunk
 from tests.worker_model_fixtures import CPU, SLIDING, Variant, make, run_randomly, runner, saved, texts, tokens
 
-SHAPES = ((192, 64), (128, 64), (64, 128), (64, 64), (160, 64))
-SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 8, "head_dim": 16}
+SHAPES = ((192, 64), (64, 128), (192, 64), (64, 96), (160, 64))
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "head_dim": 16}
 MODELS = (
     Variant("llama", settings=SIZES),
     Variant("qwen3", "qwen3", {**SIZES, **SLIDING}),

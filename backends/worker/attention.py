@@ -31,6 +31,8 @@ _GROUP_TOKENS: Final = 16_384
 """Keys of all sequences that decode in one call, at most: what is gathered for them takes memory."""
 _SMALL: Final = 4096
 """Multiplications of a product that torch hands to another routine, which rounds differently (on the CPU, at most)."""
+_ROWS: Final = 16
+"""Rows of a head from which on heads are worth a product of their own."""
 _SHORT: Final = 256
 """Contexts up to so many tokens count as similarly long."""
 
@@ -53,6 +55,13 @@ def products(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
     In types of 16 bits the scores are kept in two parts, rounded and rest, for a product that is rounded to 8 bits
     would be off by percents where scores are large.
     """
+    if len(hidden) > 1 or q.shape[1] < _ROWS:
+        return _products(q, k, v, hidden)
+    # One head after another: its scores stay in the CPU's cache, and a product needs no copy of a part of the keys.
+    return torch.cat([_products(*parts, hidden) for parts in zip(q.split(1), k.split(1), v.split(1), strict=True)])
+
+
+def _products(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
     keys = k.transpose(1, 2)
     scale = 1.0 / math.sqrt(q.shape[-1])
     scores = torch.bmm(q, keys)
@@ -175,7 +184,7 @@ def _context(spans: Sequence[Span], window: int | None, pool: KvPool) -> _Contex
 def _least_keys(pool: KvPool) -> int:
     """So many keys, in whole blocks, make even a single query's products large enough for the usual routine."""
     size = pool.block_size
-    return -(-(_SMALL // (pool.kv_heads * pool.head_dim) + 1) // size) * size
+    return -(-(_SMALL // pool.head_dim + 1) // size) * size
 
 
 def _rows(spans: Sequence[Span], firsts: Sequence[int], keys: int, pool: KvPool) -> Tensor:

@@ -54,6 +54,7 @@ _HARMLESS: Final = frozenset(
         "chunk_size_feed_forward",
         "pretraining_tp",
         "is_decoder",
+        "is_encoder_decoder",  # no encoder-decoder has one of our architectures
         "id2label",
         "label2id",
         "num_labels",
@@ -74,7 +75,11 @@ _COMPUTES: Final = re.compile(
 )
 """A field with such a word in its name is taken to change the computation."""
 
-_NEUTRAL: Final = (None, False, 1, [], {}, "")
+
+
+def _is_neutral(value: object) -> bool:
+    """A feature that is off, a factor of 1, or nothing."""
+    return value is None or value is False or (value is not True and value in (1, [], {}, ""))
 
 
 def check_rest(fields: Fields) -> tuple[str, ...]:
@@ -82,7 +87,7 @@ def check_rest(fields: Fields) -> tuple[str, ...]:
     rest = sorted(set(fields.given) - fields.read - _HARMLESS)
     for name in rest:
         value = fields.given[name]
-        if _COMPUTES.search(name) and not any(value is neutral or value == neutral for neutral in _NEUTRAL):
+        if _COMPUTES.search(name) and not _is_neutral(value):
             raise UnsupportedModelError(name, value, "null (no such feature)")
     return tuple(rest)
 

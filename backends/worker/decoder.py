@@ -73,7 +73,10 @@ class Decoder:
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
         gate, up = functional.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return functional.linear(self._act(gate) * up, layer.down, layer.down_bias)
+        return functional.linear(self._act(gate).mul_(up), layer.down, layer.down_bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
+        """RMS norm in float32; the result is rounded before it is weighted, as `transformers` does it."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = (wide * wide).mean(-1, keepdim=True).add_(self.config.rms_norm_eps).rsqrt_()
+        return (wide * scale).to(x.dtype) * weight
