@@ -24,7 +24,7 @@ from cache.prefix_index import PrefixIndex
 from cache.token_backends import ids_to_bytes
 from policies.types import WorkerId
 from tests.gateway_fixtures import config_for, eventually, gateway
-from tests.worker_fixtures import MODEL, running_worker
+from tests.worker_fixtures import MODEL, real_options, tiny_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,8 +34,8 @@ LONG = 1500
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def worker() -> AsyncIterator[Worker]:
-    async with running_worker() as running:
+async def worker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
+    async with Worker(real_options(tiny_model(tmp_path_factory.mktemp("model")))) as running:
         yield running
 
 
@@ -564,7 +564,7 @@ async def test_a_longest_prompt_leaves_room_for_one_token(http: aiohttp.ClientSe
 
 
 async def test_the_gateway_sends_a_conversation_where_its_prefix_is(worker: Worker) -> None:
-    async with running_worker(name="worker-1") as other:
+    async with Worker(real_options(worker.tokenizer_directory, name="worker-1")) as other:
         workers = (worker, other)
         feeds = [
             f", kv_events: {{endpoint: '{each.kv_endpoint}', replay_endpoint: '{each.replay_endpoint}'}}"

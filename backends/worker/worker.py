@@ -39,7 +39,8 @@ class Worker:
             most_open=options.max_open_sequences,
             on_step=self._publish,
         )
-        self.tokenizer_directory = Path(options.tokenizer or options.engine.model)
+        self.tokenizer_directory = options.tokenizer or Path(options.engine.model)
+        """Known once it has started, where the model is an id."""
         self._stack = contextlib.AsyncExitStack()
         self._publisher: KvEventPublisher | None = None
         self._ready: Ready | None = None
@@ -126,10 +127,10 @@ class Worker:
         await web.SockSite(runner, listening, backlog=_BACKLOG).start()
 
     def _load_tokenizer(self) -> Tokenizer:
-        # Fetches the weights too where the model is an id: the engine then finds them, and is not slow to start.
-        engine = self.options.engine
-        directory = model_directory(engine.model, weights=engine.load_format != "dummy")
-        self.tokenizer_directory = self.options.tokenizer or directory
+        if self.options.tokenizer is None:
+            # Fetches the weights too where the model is an id: the engine then finds them, and is not slow to start.
+            engine = self.options.engine
+            self.tokenizer_directory = model_directory(engine.model, weights=engine.load_format != "dummy")
         return Tokenizer.load(self.tokenizer_directory, chat_template=self.options.chat_template)
 
     def _publish(self, step: StepDone) -> None:
