@@ -24,7 +24,8 @@ from cache.prefix_index import PrefixIndex
 from cache.token_backends import ids_to_bytes
 from policies.types import WorkerId
 from tests.gateway_fixtures import config_for, eventually, gateway
-from tests.worker_fixtures import MODEL, real_options, tiny_model
+from tests.worker_fixtures import MODEL, real_options
+from tests.worker_tiny_model import tiny_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

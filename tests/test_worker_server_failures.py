@@ -238,13 +238,15 @@ async def test_the_server_knows_no_torch_and_its_engine_ends_with_it(
     server = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SERVE, cwd=ROOT, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)}
     )
-    assert server.stdout is not None
-    async with asyncio.timeout(30):
-        pid, torch = (await server.stdout.readline()).split()
-    assert torch == b"False"
-    assert alive(int(pid))
-    server.send_signal(signal.SIGKILL)
-    await server.wait()
+    try:
+        assert server.stdout is not None
+        async with asyncio.timeout(30):
+            pid, torch = (await server.stdout.readline()).split()
+        assert torch == b"False"
+        assert alive(int(pid))
+    finally:
+        server.send_signal(signal.SIGKILL)
+        await server.wait()
     await eventually(lambda: not alive(int(pid)), timeout=10.0)
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.utils.logging import disable_progress_bar
-
 from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from backends.worker.options import EngineOptions, WorkerOptions
 from backends.worker.worker import Worker
@@ -47,34 +42,7 @@ async def running_worker(*behaviours: str, **fields: Any) -> AsyncIterator[Worke
         yield worker
 
 
-def tiny_model(directory: Path) -> Path:
-    """A random model for the embedded tokenizer's ids, whose answers are noise and the same every time."""
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=8192,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            max_position_embeddings=2048,
-            initializer_range=0.3,
-            eos_token_id=2,
-            tie_word_embeddings=True,
-        )
-    )
-    disable_progress_bar()
-    model.save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(EMBEDDED_TOKENIZER / name, directory)
-    return directory
-
-
 def real_options(directory: Path, engine: dict[str, Any] | None = None, **fields: Any) -> WorkerOptions:
     """A worker with the model of this directory, in float32 on one thread."""
     options = EngineOptions(model=str(directory), served_model_name=MODEL, dtype="float32", threads=1, kv_blocks=512)
-    return WorkerOptions(
-        engine=msgspec.structs.replace(options, **(engine or {})), **{"drain_within": 0.1, **fields}
-    )
+    return WorkerOptions(engine=msgspec.structs.replace(options, **(engine or {})), **{"drain_within": 0.1, **fields})

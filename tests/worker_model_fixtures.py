@@ -123,7 +123,13 @@ def saved(model: Any, directory: Path, **options: Any) -> Path:
 
 
 def runner(
-    directory: Path, *, dtype: torch.dtype = torch.float32, n_blocks: int = 64, block_size: int = BLOCK_SIZE, kernel: Kernel | None = None, device: torch.device = CPU,
+    directory: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    n_blocks: int = 64,
+    block_size: int = BLOCK_SIZE,
+    kernel: Kernel | None = None,
+    device: torch.device = CPU,
 ) -> ModelRunner:
     config = ModelConfig.read(directory)
     decoder = Decoder(config, Weights.load(directory, config, dtype=dtype, device=device), kernel)

@@ -93,6 +93,9 @@ def main() -> int:
     except ChannelError as error:
         log.error("the server is out of reach: %s", error)  # noqa: TRY400 - the traceback says nothing more
         return 1
+    except (ValueError, OSError) as error:  # what is wrong with the options or the model, in a sentence
+        channel.send(Failed(str(error)))
+        return 1
     except Exception as error:
         log.exception("the engine ends")
         channel.send(Failed(f"{type(error).__name__}: {error}"))

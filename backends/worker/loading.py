@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from enum import StrEnum
+from typing import Final, TypeVar
 
 import torch
 
@@ -24,6 +25,8 @@ from backends.worker.weights import Weights
 
 log = logging.getLogger(__name__)
 
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
 _SHARE: Final = {"cpu": 0.25, "cuda": 0.9}
 """Of the memory there is, taken where no bound is named."""
 _MOST_WAITING: Final = 4096
@@ -39,12 +42,12 @@ def load_engine(options: EngineOptions) -> tuple[Engine, Ready]:
     Raises ValueError (of several kinds, each with a sentence for the user) and OSError.
     """
     set_threads(options.threads)
-    device = choose_device(DeviceChoice(options.device))
+    device = choose_device(_named(DeviceChoice, "device", options.device))
     directory = model_directory(options.model, weights=options.load_format != "dummy")
     config = ModelConfig.read(directory)
     for field in config.ignored:
         log.warning("config.json: %s is not known and was ignored", field)
-    dtype = choose_dtype(DtypeChoice(options.dtype), device)
+    dtype = choose_dtype(_named(DtypeChoice, "dtype", options.dtype), device)
     decoder = Decoder(config, _weights(options, config, dtype, device))
     limits = StepLimits(
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -80,6 +83,14 @@ def load_engine(options: EngineOptions) -> tuple[Engine, Ready]:
         dtype=str(dtype).removeprefix("torch."),
     )
     return Engine(scheduler, ModelRunner(decoder, pool), Sampler(config.vocab_size, device)), ready
+
+
+def _named(choices: type[_Choice], option: str, value: str) -> _Choice:
+    try:
+        return choices(value)
+    except ValueError:
+        *most, last = choices
+        raise OptionsError(f"{option} is {value!r}; expected {', '.join(most)} or {last}") from None
 
 
 def _weights(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
