@@ -58,7 +58,8 @@ def products(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
     if len(hidden) > 1 or q.shape[1] < _ROWS:
         return _products(q, k, v, hidden)
     # One head after another: its scores stay in the CPU's cache, and a product needs no copy of a part of the keys.
-    return torch.cat([_products(*parts, hidden) for parts in zip(*(torch.split(x, 1) for x in (q, k, v)), strict=True)])
+    heads = range(len(q))
+    return torch.cat([_products(q[at : at + 1], k[at : at + 1], v[at : at + 1], hidden) for at in heads])
 
 
 def _products(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Decoder:
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def _in_pieces(self, compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-        """`compute` of all rows; on a CPU so many at a time, for what lies between to stay in cache and reused memory."""
+        """`compute` of all rows; on a CPU so many at a time that what lies between stays in the cache."""
         if self.device.type != "cpu" or len(rows[0]) <= _PIECE:
             return compute(*rows)
         return torch.cat([compute(*piece) for piece in zip(*(torch.split(x, _PIECE) for x in rows), strict=True)])
