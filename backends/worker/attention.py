@@ -58,21 +58,21 @@ def products(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
     if len(hidden) > 1 or q.shape[1] < _ROWS:
         return _products(q, k, v, hidden)
     # One head after another: its scores stay in the CPU's cache, and a product needs no copy of a part of the keys.
-    heads = range(len(q))
-    return torch.cat([_products(q[at : at + 1], k[at : at + 1], v[at : at + 1], hidden) for at in heads])
+    return torch.stack([_products(q[head], k[head], v[head], hidden) for head in range(len(q))])
 
 
 def _products(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
-    keys = k.transpose(1, 2)
+    """Of one head [rows, head_dim] or of several [n, rows, head_dim]."""
+    keys = k.transpose(-1, -2)
     scale = 1.0 / math.sqrt(q.shape[-1])
-    scores = torch.bmm(q, keys)
+    scores = torch.matmul(q, keys)
     if scores.dtype.itemsize == 2:
-        rest = torch.baddbmm(scores, q, keys, beta=-1)
+        rest = (torch.addmm if q.dim() == 2 else torch.baddbmm)(scores, q, keys, beta=-1)
         scores = (scores * torch.full((1,), scale, dtype=torch.float32, device=q.device)).add_(rest, alpha=scale)
     else:
         scores.mul_(scale)
     _last_keys(scores, hidden).masked_fill_(hidden[:, :, None], -math.inf)
-    return torch.bmm(torch.softmax(scores, dim=-1).to(v.dtype), v)
+    return torch.matmul(torch.softmax(scores, dim=-1).to(v.dtype), v)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
 def _last_keys(scores: Tensor, hidden: Tensor) -> Tensor:
     """A view of `scores` [n, rows, keys] as [sequences, KV heads, query heads, queries, m]."""
     sequences, _, queries, keys = hidden.shape
-    n, rows, _ = scores.shape
+    n, rows, _ = scores.shape if scores.dim() == 3 else (1, *scores.shape)
     return scores.view(sequences, n // sequences, rows // queries, queries, -1)[..., -keys:]
 
 
