@@ -106,7 +106,8 @@ def make(variant: Variant, *, seed: int = 0, positions: int = 128) -> Any:
         **variant.settings,
     }
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[variant.family](**settings)).eval()
+    library: Any = AutoModelForCausalLM
+    model = library.from_config(CONFIGS[variant.family](**settings)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -117,7 +118,8 @@ def make(variant: Variant, *, seed: int = 0, positions: int = 128) -> Any:
 
 
 def saved(model: Any, directory: Path, **options: Any) -> Path:
-    logging.disable_progress_bar()
+    quiet: Any = logging
+    quiet.disable_progress_bar()
     model.save_pretrained(directory, **options)
     return directory
 

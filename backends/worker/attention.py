@@ -58,25 +58,26 @@ def products(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
     if len(hidden) > 1 or q.shape[1] < _ROWS:
         return _products(q, k, v, hidden)
     # One head after another: its scores stay in the CPU's cache, and a product needs no copy of a part of the keys.
-    return torch.cat([_products(*parts, hidden) for parts in zip(q.split(1), k.split(1), v.split(1), strict=True)])
+    return torch.stack([_products(q[head], k[head], v[head], hidden) for head in range(len(q))])
 
 
 def _products(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
-    keys = k.transpose(1, 2)
+    """Of one head [rows, head_dim] or of several [n, rows, head_dim]."""
+    keys = k.transpose(-1, -2)
     scale = 1.0 / math.sqrt(q.shape[-1])
-    scores = torch.bmm(q, keys)
+    scores = torch.matmul(q, keys)
     if scores.dtype.itemsize == 2:
-        rest = torch.baddbmm(scores, q, keys, beta=-1)
+        rest = (torch.addmm if q.dim() == 2 else torch.baddbmm)(scores, q, keys, beta=-1)
         scores = (scores * torch.full((1,), scale, dtype=torch.float32, device=q.device)).add_(rest, alpha=scale)
     else:
         scores.mul_(scale)
     _last_keys(scores, hidden).masked_fill_(hidden[:, :, None], -math.inf)
-    return torch.bmm(torch.softmax(scores, dim=-1).to(v.dtype), v)
+    return torch.matmul(torch.softmax(scores, dim=-1).to(v.dtype), v)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
-    """torch's fused kernels."""
-    sequences, _, queries, _ = hidden.shape
+    """The fused kernels of torch."""
+    sequences = len(hidden)
     seen = torch.ones((sequences, 1, q.shape[1], k.shape[1]), dtype=torch.bool, device=q.device)
     _last_keys(seen.view(sequences, q.shape[1], -1), hidden).copy_(~hidden[:, :, None])
     q, k, v = (x.view(sequences, -1, *x.shape[1:]) for x in (q, k, v))
@@ -86,7 +87,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
 def _last_keys(scores: Tensor, hidden: Tensor) -> Tensor:
     """A view of `scores` [n, rows, keys] as [sequences, KV heads, query heads, queries, m]."""
     sequences, _, queries, keys = hidden.shape
-    n, rows, _ = scores.shape
+    n, rows, _ = scores.shape if scores.dim() == 3 else (1, *scores.shape)
     return scores.view(sequences, n // sequences, rows // queries, queries, -1)[..., -keys:]
 
 
@@ -209,7 +210,15 @@ def _first_block(position: int, window: int | None, block_size: int) -> int:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, pool: KvPool, layer: int, plan: AttentionPlan, window: int | None, kernel: Kernel
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    pool: KvPool,
+    layer: int,
+    plan: AttentionPlan,
+    window: int | None,
+    kernel: Kernel,
 ) -> Tensor:
     """Writes `k` and `v` [tokens, kv_heads, head_dim] to the pool, then attends `q` [tokens, heads, head_dim].
 
@@ -220,19 +229,23 @@ def attend(
     outs, row = [], 0
     for group, context in zip(plan.groups, plan.contexts[window], strict=True):
         count = len(group) * group[0].count
-        outs.append(_attend_group(q[row : row + count], len(group), pool, layer, context, kernel))
+        n = len(group) * pool.kv_heads
+        keys, values = (pool.heads(layer, part).index_select(0, context.rows) for part in (0, 1))
+        keys, values = (gathered.view(n, -1, pool.head_dim) for gathered in (keys, values))
+        outs.append(_attend_group(q[row : row + count], keys, values, context.tiles, kernel))
         row += count
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-def _attend_group(q: Tensor, sequences: int, pool: KvPool, layer: int, context: _Context, kernel: Kernel) -> Tensor:
+def _attend_group(q: Tensor, keys: Tensor, values: Tensor, tiles: list[_Tile], kernel: Kernel) -> Tensor:
     """`q` [sequences × queries, heads, head_dim]; returns [sequences × queries, heads × head_dim]."""
-    n, size = sequences * pool.kv_heads, q.shape[-1]
-    keys, values = (pool.heads(layer, part).index_select(0, context.rows).view(n, -1, size) for part in (0, 1))
+    n, _, size = keys.shape
+    count = tiles[-1].last
+    sequences = len(q) // count
     # [sequences, queries, kv_heads, query heads, head_dim] to [sequences, kv_heads, query heads, queries, head_dim]
-    queries = q.view(sequences, len(q) // sequences, pool.kv_heads, -1, size).permute(0, 2, 3, 1, 4)
+    queries = q.view(sequences, count, n // sequences, -1, size).permute(0, 2, 3, 1, 4)
     outs = []
-    for tile in context.tiles:
+    for tile in tiles:
         rows = queries[:, :, :, tile.first : tile.last]
         out = kernel(rows.reshape(n, -1, size), keys[:, tile.keys], values[:, tile.keys], tile.hidden)
         outs.append(out.view(rows.shape).permute(0, 3, 1, 2, 4))

@@ -76,7 +76,6 @@ _COMPUTES: Final = re.compile(
 """A field with such a word in its name is taken to change the computation."""
 
 
-
 def _is_neutral(value: object) -> bool:
     """A feature that is off, a factor of 1, or nothing."""
     return value is None or value is False or (value is not True and value in (1, [], {}, ""))
@@ -98,7 +97,9 @@ class Fields:
     A missing field or a null has its default of `defaults` (the family's) or, failing that, the caller's.
     """
 
-    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, *, prefix: str = "") -> None:
+    def __init__(
+        self, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, *, prefix: str = ""
+    ) -> None:
         self.given = given
         self.read: set[str] = set()
         self._defaults = defaults or {}

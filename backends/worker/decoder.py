@@ -16,6 +16,8 @@ from backends.worker.model_config import ModelConfig
 from backends.worker.rope import Rope, rotate
 from backends.worker.weights import LayerWeights, Weights
 
+_PIECE: Final = 256
+"""Rows that go through a layer's products at a time on a CPU."""
 _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "silu": functional.silu,
     "swish": functional.silu,
@@ -36,6 +38,7 @@ class Decoder:
         self.device = weights.embed.device
         self._rope = Rope(config.rope, config.head_dim, config.max_position_embeddings, self.device)
         self._kernel = kernel or (products if self.device.type == "cpu" else sdpa)
+        self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._act = _ACTIVATIONS[config.hidden_act]
 
     def forward(self, token_ids: Tensor, plan: AttentionPlan, pool: KvPool) -> Tensor:
@@ -43,8 +46,19 @@ class Decoder:
         x = functional.embedding(token_ids, self.weights.embed)
         angles = self._rope(plan.positions, self.dtype)
         for index, layer in enumerate(self.weights.layers):
-            x = x + self._attention(layer, self._norm(x, layer.input_norm), angles, plan, pool, index)
-            x = x + self._mlp(layer, self._norm(x, layer.post_norm))
+            qkv = self._in_pieces(partial(self._qkv, layer), x, *angles)
+            q, k, v = torch.split(qkv, self._heads, dim=1)
+            out = attend(
+                q,
+                k,
+                v,
+                pool=pool,
+                layer=index,
+                plan=plan,
+                window=self.config.windows[index],
+                kernel=self._kernel,
+            )
+            x = self._in_pieces(partial(self._after_attention, layer), x, out)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -52,28 +66,26 @@ class Decoder:
         logits = functional.linear(self._norm(hidden, self.weights.norm), self.weights.lm_head)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _attention(
-        self,
-        layer: LayerWeights,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor],
-        plan: AttentionPlan,
-        pool: KvPool,
-        index: int,
-    ) -> Tensor:
-        config = self.config
-        qkv = functional.linear(x, layer.qkv, layer.qkv_bias)
-        qkv = qkv.view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        q, k, v = qkv.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        q, k = rotate(q, *angles), rotate(k, *angles)
-        out = attend(q, k, v, pool, index, plan, config.windows[index], self._kernel)
-        return functional.linear(out, layer.o, layer.o_bias)
+    def _in_pieces(self, compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        """`compute` of all rows; on a CPU so many at a time that what lies between stays in the cache."""
+        if self.device.type != "cpu" or len(rows[0]) <= _PIECE:
+            return compute(*rows)
+        return torch.cat([compute(*piece) for piece in zip(*(torch.split(x, _PIECE) for x in rows), strict=True)])
 
-    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = functional.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return functional.linear(self._act(gate).mul_(up), layer.down, layer.down_bias)
+    def _qkv(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries, keys (both turned by their positions) and values, side by side [tokens, all heads, head_dim]."""
+        qkv = functional.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(-1, sum(self._heads), self.config.head_dim)
+        q, k, _ = torch.split(qkv, self._heads, dim=1)
+        q.copy_(rotate(q if layer.q_norm is None else self._norm(q, layer.q_norm), cos, sin))
+        k.copy_(rotate(k if layer.k_norm is None else self._norm(k, layer.k_norm), cos, sin))
+        return qkv
+
+    def _after_attention(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+        """The layer's hidden states [tokens, hidden], of those before it and of what attention gave."""
+        x = x + functional.linear(attended, layer.o, layer.o_bias)
+        gate, up = functional.linear(self._norm(x, layer.post_norm), layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return x.add_(functional.linear(self._act(gate).mul_(up), layer.down, layer.down_bias))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm in float32; the result is rounded before it is weighted, as `transformers` does it."""

@@ -62,7 +62,7 @@ def choose_device(choice: DeviceChoice) -> torch.device:
 
 
 def choose_dtype(choice: DtypeChoice, device: torch.device) -> torch.dtype:
-    """`auto` on a CPU measures both types on one core for some milliseconds, in CPU time: a busy machine changes nothing.
+    """`auto` on a CPU measures both types on one core for some milliseconds, in CPU time: other load changes nothing.
 
     Prefill depends on products of many rows (arithmetic), decoding on those of one (the memory's bandwidth).
     """

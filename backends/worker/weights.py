@@ -92,9 +92,7 @@ class Weights:
         return weights
 
     @classmethod
-    def dummy(
-        cls, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> Weights:
+    def dummy(cls, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
         """Random weights of the real shape, the same for a seed, a type and a kind of device: for measuring."""
         weights = cls.empty(config, dtype=dtype, device=device)
         generator = torch.Generator(device).manual_seed(seed)
@@ -168,7 +166,7 @@ def _layer_places(layer: LayerWeights, config: ModelConfig) -> Iterator[tuple[st
     yield "mlp.down_proj.bias", layer.down_bias
     for kind, qkv, gate_up in (("weight", layer.qkv, layer.gate_up), ("bias", layer.qkv_bias, layer.gate_up_bias)):
         if qkv is not None:
-            parts = qkv.split([queries, keys, keys])
+            parts = torch.split(qkv, [queries, keys, keys])
             yield from ((f"self_attn.{part}_proj.{kind}", place) for part, place in zip("qkv", parts, strict=True))
         if gate_up is not None:
             gate, up = gate_up.chunk(2)

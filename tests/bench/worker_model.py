@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -59,7 +60,8 @@ class Theirs:
     """The library's forward pass; one batch of equally long sequences, which is its best case."""
 
     def __init__(self, config: Qwen3Config, dtype: torch.dtype, device: torch.device) -> None:
-        self._model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
+        library: Any = AutoModelForCausalLM
+        self._model = library.from_config(config, dtype=dtype).to(device).eval()
 
     @torch.inference_mode()
     def prefill(self, sequences: int, count: int) -> DynamicCache:
@@ -136,8 +138,8 @@ def main(arguments: list[str] | None = None) -> None:
         _compare(
             f"decode, {sequences} × {options.context} tokens",
             sequences,
-            lambda sequences=sequences: ours.step(sequences, options.context, 1),
-            lambda sequences=sequences, cache=cache: theirs.decode(cache, sequences),
+            partial(ours.step, sequences, options.context, 1),
+            partial(theirs.decode, cache, sequences),
             options.rounds * 3,
         )
 
