@@ -1,4 +1,4 @@
-"""`prefixgate worker` as its user meets it: a process of its own with a real engine, and what stops it from starting."""
+"""`prefixgate worker` as its user meets it: a process of its own, a real engine, and what stops it from starting."""
 
 from __future__ import annotations
 
@@ -88,8 +88,7 @@ async def test_it_serves_until_it_is_told_to_stop(model: Path, tmp_path: Path) -
 async def test_it_ends_with_its_engine_and_says_why(model: Path) -> None:
     async with command(*small(model)) as process:
         await line_with(process.stdout, "serves")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGKILL)
+        os.kill(_child(process), signal.SIGKILL)
         async with asyncio.timeout(PATIENCE):
             _, err = await process.communicate()
         assert process.returncode == 1
@@ -99,10 +98,15 @@ async def test_it_ends_with_its_engine_and_says_why(model: Path) -> None:
 async def test_the_engine_ends_with_its_server(model: Path) -> None:
     async with command(*small(model)) as process:
         await line_with(process.stdout, "serves")
-        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        child = _child(process)
         process.kill()
         await process.communicate()
-        await eventually(lambda: not _alive(int(child)), timeout=10.0)
+        await eventually(lambda: not _alive(child), timeout=10.0)
+
+
+def _child(process: asyncio.subprocess.Process) -> int:
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(child)
 
 
 def _alive(pid: int) -> bool:

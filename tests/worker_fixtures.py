@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from backends.worker.options import EngineOptions, WorkerOptions
 from backends.worker.worker import Worker

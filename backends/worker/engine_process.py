@@ -85,23 +85,26 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     channel = EngineEnd(arguments.channel)
     try:
-        engine, ready = load_engine(options)
-        channel.send(ready)
-        EngineLoop(
-            engine, channel, wanted=lambda: not stopped and os.getppid() == parent, clock=time.monotonic
-        ).run()
+        return _serve(options, channel, wanted=lambda: not stopped and os.getppid() == parent)
     except ChannelError as error:
         log.error("the server is out of reach: %s", error)  # noqa: TRY400 - the traceback says nothing more
-        return 1
-    except (ValueError, OSError) as error:  # what is wrong with the options or the model, in a sentence
-        channel.send(Failed(str(error)))
-        return 1
     except Exception as error:
         log.exception("the engine ends")
         channel.send(Failed(f"{type(error).__name__}: {error}"))
-        return 1
     finally:
         channel.close()
+    return 1
+
+
+def _serve(options: EngineOptions, channel: EngineEnd, *, wanted: Callable[[], bool]) -> int:
+    """The exit code."""
+    try:
+        engine, ready = load_engine(options)
+    except (ValueError, OSError) as error:  # what is wrong with the options or the model, in a sentence
+        channel.send(Failed(str(error)))
+        return 1
+    channel.send(ready)
+    EngineLoop(engine, channel, wanted=wanted, clock=time.monotonic).run()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Puts an engine together from its options: weights, KV pool, scheduler, sampler. The composition root of its process."""
+"""Puts an engine together from its options: weights, KV pool, scheduler, sampler."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class Scheduler:
             self._requeue(item.sequence)
 
     def recompute_all(self) -> None:
-        """Whatever runs waits to be computed again from its first token, and nothing stays cached. Between steps only."""
+        """Whatever runs waits to be computed from its first token on; nothing stays cached. Between steps only."""
         self._assert_idle()
         for sequence in [*self._running]:
             self._requeue(sequence)

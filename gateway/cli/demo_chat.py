@@ -9,7 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import aiohttp
 import orjson
@@ -64,7 +64,8 @@ async def take_turn(session: aiohttp.ClientSession, url: str, model: str, messag
         "stream_options": {"include_usage": True},
     }
     start = time.perf_counter()
-    first, text, usage = 0.0, "", {}
+    first, text = 0.0, ""
+    usage: dict[str, Any] = {}
     async with asyncio.timeout(_DEADLINE), session.post(f"{url}/v1/chat/completions", json=body) as response:
         if response.status != HTTPStatus.OK:
             raise ReplayError(f"the gateway answered {response.status}: {(await response.text())[:200]}")
@@ -122,7 +123,7 @@ def main(url: Annotated[str, typer.Option()]) -> None:
     try:
         uvloop.run(chat(url, console))
     except (ReplayError, aiohttp.ClientError, TimeoutError) as error:
-        Console(stderr=True).print(f"demo: {error or 'no answer in time'}", style="bold red", markup=False)
+        Console(stderr=True).print(f"demo: {str(error) or 'no answer in time'}", style="bold red", markup=False)
         raise typer.Exit(1) from None
 
 

@@ -1,7 +1,7 @@
 """The torch worker's engine beside `transformers`: `python -m tests.bench worker [--shape tiny]`.
 
-Random weights of Qwen3-0.6B's shape in bfloat16, on this machine's CPU. Eight requests of 500 prompt tokens and 32 output
-tokens come at once: to our engine, to `transformers.generate` one after the other, and to its own continuous batching.
+Random weights of Qwen3-0.6B's shape in bfloat16, on this machine's CPU. Eight requests of 500 prompt tokens and 32
+output tokens come at once: to our engine, to `transformers.generate` one after the other, and to its own continuous batching.
 Rounds alternate, so that a busy machine is busy for all; medians, and ratios of the same round. Then the memory: a
 process with a bound, under the largest load that its options allow, and its peak of resident memory.
 """
@@ -9,7 +9,6 @@ process with a bound, under the largest load that its options allow, and its pea
 from __future__ import annotations
 
 import argparse
-import gc
 import multiprocessing
 import random
 import statistics
@@ -87,7 +86,7 @@ def decode_rate(engine: Engine, vocabulary: int, sequences: int, seed: int) -> f
 
 def one_by_one(model: Any, asked: Sequence[Sequence[int]], output: int) -> float:
     """The same with `generate`."""
-    config = GenerationConfig(max_new_tokens=output, min_new_tokens=output, do_sample=False, pad_token_id=0)
+    config = GenerationConfig(max_new_tokens=output, min_new_tokens=output, do_sample=False, pad_token_id=0)  # type: ignore[no-untyped-call]  # has no types
     start = time.perf_counter()
     for ids in asked:
         out = model.generate(torch.tensor([ids]), generation_config=config)
@@ -97,7 +96,7 @@ def one_by_one(model: Any, asked: Sequence[Sequence[int]], output: int) -> float
 
 def batched(model: Any, asked: Sequence[Sequence[int]], output: int) -> float:
     """The same with continuous batching as `transformers` has it; NaN where that does not run on this device."""
-    config = GenerationConfig(max_new_tokens=output, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    config = GenerationConfig(max_new_tokens=output, do_sample=False, eos_token_id=-1, pad_token_id=0)  # type: ignore[no-untyped-call]  # has no types
     start = time.perf_counter()
     try:
         answers = model.generate_batch(
@@ -105,7 +104,7 @@ def batched(model: Any, asked: Sequence[Sequence[int]], output: int) -> float:
             generation_config=config,
             continuous_batching_config=ContinuousBatchingConfig(use_cuda_graph=False),
         )
-    except Exception as error:  # what it raises where it does not run is not documented
+    except Exception as error:  # noqa: BLE001 - what it raises where it does not run is not documented
         print(f"transformers' continuous batching does not run here: {type(error).__name__}: {error}", file=sys.stderr)
         return float("nan")
     seconds = time.perf_counter() - start
@@ -146,7 +145,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    logging.set_verbosity_error()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # has no types
     shape = SHAPES[arguments.shape]
     vocabulary = shape["vocab_size"]
     with tempfile.TemporaryDirectory() as folder:
@@ -155,7 +154,7 @@ def main() -> None:
         config.architectures = ["Qwen3ForCausalLM"]
         config.save_pretrained(directory)
         torch.manual_seed(0)
-        model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+        model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
         engine, ready = load_engine(options(directory, kv_blocks=1024, enable_prefix_caching=False))
         print(
             f"{arguments.shape}, {ready.dtype}, {torch.get_num_threads()} threads, medians of {arguments.rounds} rounds"
@@ -177,8 +176,7 @@ def main() -> None:
         for sequences in (1, 4, 8):
             rates = [decode_rate(engine, vocabulary, sequences, seed) for seed in range(arguments.rounds)]
             print(f"decode, {sequences} sequences: {statistics.median(rates):.1f} tokens/s")
-        del model, engine
-        gc.collect()
+        engine.scheduler.check_integrity()
         bound = MEMORY[arguments.shape]
         mine, child = multiprocessing.get_context("spawn").Pipe()
         process = multiprocessing.get_context("spawn").Process(target=peak, args=(folder, bound, vocabulary, child))
