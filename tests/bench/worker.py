@@ -1,9 +1,9 @@
 """The torch worker's engine beside `transformers`: `python -m tests.bench worker [--shape tiny]`.
 
 Random weights of Qwen3-0.6B's shape in bfloat16, on this machine's CPU. Eight requests of 500 prompt tokens and 32
-output tokens come at once: to our engine, to `transformers.generate` one after the other, and to its own continuous batching.
-Rounds alternate, so that a busy machine is busy for all; medians, and ratios of the same round. Then the memory: a
-process with a bound, under the largest load that its options allow, and its peak of resident memory.
+output tokens come at once: to our engine, to `transformers.generate` one after the other, and to its own continuous
+batching. Rounds alternate, so that a busy machine is busy for all; medians, and ratios of the same round. Then the
+memory: a process with a bound, under the largest load that its options allow, and its peak of resident memory.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def main() -> None:
         config.architectures = ["Qwen3ForCausalLM"]
         config.save_pretrained(directory)
         torch.manual_seed(0)
-        model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+        model = Qwen3ForCausalLM(config).bfloat16().eval()
         engine, ready = load_engine(options(directory, kv_blocks=1024, enable_prefix_caching=False))
         print(
             f"{arguments.shape}, {ready.dtype}, {torch.get_num_threads()} threads, medians of {arguments.rounds} rounds"
