@@ -5,9 +5,12 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 PORT ?= 8000
+# What `make run` serves with: worker (torch, a small model) or simulated (no torch, no model).
+ENGINE ?= worker
 VENV := .venv
 STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed-run
+WORKER_STAMP := $(VENV)/.installed-worker
 BIN := $(VENV)/bin
 
 .PHONY: help run test check bench redis
@@ -15,8 +18,8 @@ BIN := $(VENV)/bin
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
-run: $(RUN_STAMP) ## Gateway and two simulated workers, with a request to paste (PORT=8000)
-	$(BIN)/prefixgate demo --port $(PORT)
+run: $(if $(filter simulated,$(ENGINE)),$(RUN_STAMP),$(WORKER_STAMP)) ## Gateway and two workers, with a chat to watch (PORT=8000; ENGINE=simulated needs no torch)
+	$(BIN)/prefixgate demo --port $(PORT) --engine $(ENGINE)
 
 test: $(STAMP) redis ## Run all tests
 	$(BIN)/python -m pytest $(ARGS)
@@ -36,6 +39,10 @@ $(RUN_STAMP): pyproject.toml constraints.txt
 		|| { echo "prefixgate needs Python 3.11 or later; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(WORKER_STAMP): $(RUN_STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker]'
 	@touch $@
 
 $(STAMP): $(RUN_STAMP)

@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 
 ROOT = Path(__file__).parent.parent
+SIMULATED = ("--engine", "simulated")
 PATIENCE = 30.0
 """Seconds after which a test gives up; nothing here is measured."""
 
@@ -53,7 +54,7 @@ async def read_until(process: asyncio.subprocess.Process, words: str) -> str:
 
 
 async def test_the_replay_shows_that_hits_rise() -> None:
-    code, out, err = await ended(await started("--port", "0", "--no-stay", "--speed", "8"))
+    code, out, err = await ended(await started(*SIMULATED, "--port", "0", "--no-stay", "--speed", "8"))
     assert (code, err) == (0, "")
     assert "60 of 60 requests answered" in out
     assert re.search(r"hits in time .* rising: ", out)
@@ -62,7 +63,7 @@ async def test_the_replay_shows_that_hits_rise() -> None:
 
 
 async def test_the_request_to_paste_works_and_finds_its_prefix_the_second_time() -> None:
-    process = await started("--port", "0", "--no-replay", "-n", "3")
+    process = await started(*SIMULATED, "--port", "0", "--no-replay", "-n", "3")
     try:
         out = await read_until(process, "Stop with Ctrl+C.")
         (command,) = (line for line in out.splitlines() if line.startswith("curl "))
@@ -89,7 +90,7 @@ async def test_the_request_to_paste_works_and_finds_its_prefix_the_second_time()
 
 
 async def test_a_signal_ends_the_replay_too() -> None:
-    process = await started("--port", "0", "--speed", "0.5")
+    process = await started(*SIMULATED, "--port", "0", "--speed", "0.5")
     try:
         await read_until(process, "A short replay first")
         process.send_signal(signal.SIGTERM)
@@ -104,9 +105,38 @@ async def test_a_signal_ends_the_replay_too() -> None:
 async def test_a_port_that_is_taken_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        result = await ended(await started("--port", str(port)))
+        result = await ended(await started(*SIMULATED, "--port", str(port)))
     assert result == (
         1,
         "",
         f"prefixgate: cannot listen on 127.0.0.1 port {port}: Address already in use; choose another with --port\n",
     )
+
+
+async def test_a_chat_with_the_small_model_finds_more_in_the_cache_each_turn() -> None:
+    code, out, err = await ended(await started("--engine", "worker", "--port", "0", "--no-stay"))
+    assert (code, err) == (0, "")
+    rows = re.findall(r"^ *(\d+)  (worker-\d) +(\d+) +(\d+) +\d+ ms +\d+ ms$", out, re.MULTILINE)
+    assert [int(turn) for turn, *_ in rows] == list(range(1, 11))
+    assert len({worker for _, worker, *_ in rows}) == 1, "a chat stays where its KV is"
+    prompts, cached = ([int(row[column]) for row in rows] for column in (2, 3))
+    assert cached[0] == 0
+    for before, prompt, found in zip(prompts, prompts[1:], cached[1:], strict=False):
+        assert before // 16 * 16 <= found < prompt, "all full blocks of the turn before, its answer's too"
+
+
+async def test_the_worker_is_left_out_where_there_is_no_torch() -> None:
+    code = (
+        "import importlib.util, sys; find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
+        "from gateway.cli import main; main()"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code, "demo", "--engine", "worker"),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    status, _, err = await ended(process)
+    assert status == 1
+    assert "needs torch" in err

@@ -1,11 +1,16 @@
-"""`prefixgate demo`: a gateway and simulated workers in one process, a request to paste, and a short replay."""
+"""`prefixgate demo`: a gateway and its workers in one command, something to look at, and a request to paste."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib.util
 import signal
 import sys
-from typing import Annotated
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Final
 
 import typer
 import uvloop
@@ -14,76 +19,143 @@ from rich.console import Console
 
 from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet
+from backends.worker.engine_client import EngineError
+from backends.worker.model_source import DEFAULT_MODEL
+from backends.worker.options import EngineOptions, WorkerOptions
+from backends.worker.worker import Worker
 from gateway.app import running, settle_down
-from gateway.cli.simulate import gateway_config
+from gateway.cli import simulate
+from gateway.cli import worker as worker_command
+from gateway.cli.console import fail
 from gateway.cli.start_errors import told_plainly
 from gateway.config import Log, parse_config
 from gateway.logs import set_up_logging
 
+_MEMORY: Final = 1 << 30
+"""Bytes for each torch worker: its model is small, and so shall be what it takes of a laptop."""
+
+
+class EngineChoice(StrEnum):
+    """What answers."""
+
+    auto = "auto"
+    worker = "worker"
+    simulated = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Running workers of either kind."""
+
+    config: dict[str, object]
+    """The gateway's, as YAML data."""
+    kind: str
+    show: tuple[str, ...]
+    """Module and arguments of what is shown first."""
+    about: str
+    """What that is."""
+
 
 def demo(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway, 0 for a free one.")] = 8000,
-    workers: Annotated[int, typer.Option("-n", "--workers", min=1, max=64, help="Simulated workers.")] = 2,
-    replay: Annotated[bool, typer.Option(help="Replay a short trace of chats, to see hits rise.")] = True,
-    stay: Annotated[bool, typer.Option(help="Go on serving after the replay, until Ctrl+C.")] = True,
+    workers: Annotated[int, typer.Option("-n", "--workers", min=1, max=64, help="How many workers.")] = 2,
+    engine: Annotated[
+        EngineChoice, typer.Option(help="The torch worker with its small model, or a timed engine without weights.")
+    ] = EngineChoice.auto,
+    replay: Annotated[bool, typer.Option(help="Show something first: a chat, or a short replay of chats.")] = True,
+    stay: Annotated[bool, typer.Option(help="Go on serving after that, until Ctrl+C.")] = True,
     speed: Annotated[
-        float, typer.Option(min=0.001, help="Replay, and let the workers live, so many times faster than life.")
+        float, typer.Option(min=0.001, help="Simulated: replay, and let the workers live, so many times faster.")
     ] = 1.0,
 ) -> None:
-    """Try it without a GPU: a gateway in front of simulated workers, all in one command.
+    """Try it without a GPU: a gateway in front of workers, all in one command.
 
-    With --no-stay the exit code is the replay's: 0 when every request was answered.
+    With torch installed, the workers serve the small model that comes with prefixgate, and a chat of ten turns shows
+    what they find in their caches. Without it, simulated engines answer noise in a real engine's time.
+    With --no-stay the exit code says whether every request was answered.
 
     [dim]Everything on embedded defaults; leaves nothing behind:[/]
 
         prefixgate demo
 
-        prefixgate demo --port 8080 -n 4
+        prefixgate demo --engine simulated --port 8080 -n 4
     """
-    with told_plainly("127.0.0.1", port, if_taken="choose another with --port", flags={"listen.port": "--port"}):
-        code = uvloop.run(_demo(port, workers, replay=replay, stay=stay, speed=speed))
+    has_torch = importlib.util.find_spec("torch") is not None
+    if engine is EngineChoice.worker and not has_torch:
+        fail("the worker needs torch: pip install 'prefixgate[worker]', or choose --engine simulated")
+    real = engine is EngineChoice.worker or (engine is EngineChoice.auto and has_torch)
+    fleet = _torch_fleet(workers) if real else _simulated_fleet(workers, speed)
+    try:
+        with told_plainly("127.0.0.1", port, if_taken="choose another with --port", flags={"listen.port": "--port"}):
+            code = uvloop.run(_demo(port, fleet, show=replay, stay=stay))
+    except EngineError as error:
+        fail(str(error))
     raise typer.Exit(code)
 
 
-async def _demo(port: int, workers: int, *, replay: bool, stay: bool, speed: float) -> int:
-    """The exit code: the replay's, unless someone stopped the demo."""
+@contextlib.asynccontextmanager
+async def _simulated_fleet(count: int, speed: float) -> AsyncIterator[Fleet]:
+    async with SimulatedFleet(count, FleetConfig(engine=EngineConfig(speed=speed))) as fleet:
+        yield Fleet(
+            simulate.gateway_config(fleet),
+            f"{count} simulated workers",
+            ("gateway.cli.replay", "demo", "--workers", str(count), "--speed", str(speed)),
+            "A short replay first: 60 turns of 12 chats that share a system prompt.",
+        )
+
+
+@contextlib.asynccontextmanager
+async def _torch_fleet(count: int) -> AsyncIterator[Fleet]:
+    engine = EngineOptions(model=DEFAULT_MODEL, memory=_MEMORY, threads=1)
+    workers = [Worker(WorkerOptions(engine=engine, name=f"worker-{index}")) for index in range(count)]
+    async with contextlib.AsyncExitStack() as stack:
+        async with asyncio.TaskGroup() as starting:
+            for each in workers:
+                starting.create_task(stack.enter_async_context(each))
+        yield Fleet(
+            worker_command.gateway_config(workers),
+            f"{count} torch workers that serve a small model",
+            ("gateway.cli.demo_chat",),
+            "A chat first; the longer it gets, the more of each prompt is found in the worker's KV cache.",
+        )
+
+
+async def _demo(port: int, starting: contextlib.AbstractAsyncContextManager[Fleet], *, show: bool, stay: bool) -> int:
+    """The exit code: that of what was shown, unless someone stopped the demo."""
     code = 0
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     console = Console()
     set_up_logging(Log(level="warning"))
-    async with SimulatedFleet(workers, FleetConfig(engine=EngineConfig(speed=speed))) as fleet:
+    async with contextlib.AsyncExitStack() as stack:
+        with console.status("Starting the workers ..."):
+            fleet = await stack.enter_async_context(starting)
         settings = {
             "listen": {"port": port},
             "limits": {"drain_timeout": 1},
             "admin": {"port": 0},
-            **gateway_config(fleet),
+            **fleet.config,
         }
-        async with running(parse_config(yaml.safe_dump(settings))) as (program, bound):
-            settle_down()
-            url = f"http://127.0.0.1:{bound}"
-            console.print(
-                f"[bold green]prefixgate[/] listens on [bold]{url}[/], in front of {workers} simulated workers."
-            )
-            if replay:
-                console.print("A short replay first: 60 turns of 12 chats that share a system prompt.\n")
-                code = await _replay(url, workers, speed, stop)
-            if stay and not stop.is_set():
-                console.print("\nTry it, twice, and look at [bold]cached_tokens[/]:\n")
-                console.print(_curl(url), soft_wrap=True, highlight=False, markup=False)
-                console.print(f"\nIts metrics: http://127.0.0.1:{program.admin_port}/metrics", highlight=False)
-                console.print("\nStop with Ctrl+C.")
-                await stop.wait()
+        program, bound = await stack.enter_async_context(running(parse_config(yaml.safe_dump(settings))))
+        settle_down()
+        url = f"http://127.0.0.1:{bound}"
+        console.print(f"[bold green]prefixgate[/] listens on [bold]{url}[/], in front of {fleet.kind}.")
+        if show:
+            console.print(f"{fleet.about}\n")
+            code = await _show(fleet.show, url, stop)
+        if stay and not stop.is_set():
+            console.print("\nTry it, twice, and look at [bold]cached_tokens[/]:\n")
+            console.print(_curl(url, fleet.config), soft_wrap=True, highlight=False, markup=False)
+            console.print(f"\nIts metrics: http://127.0.0.1:{program.admin_port}/metrics", highlight=False)
+            console.print("\nStop with Ctrl+C.")
+            await stop.wait()
     return 0 if stop.is_set() else code
 
 
-async def _replay(url: str, workers: int, speed: float, stop: asyncio.Event) -> int:
-    """Run the replay in a process of its own, so that it measures from outside. Returns its exit code."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway.cli.replay", "demo"),
-        *("--url", url, "--workers", str(workers), "--speed", str(speed)),
-    )
+async def _show(words: Sequence[str], url: str, stop: asyncio.Event) -> int:
+    """Run it in a process of its own, so that it measures from outside. Returns its exit code."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", *words, "--url", url)
     stopped = asyncio.ensure_future(stop.wait())
     ended = asyncio.ensure_future(process.wait())
     try:
@@ -96,9 +168,12 @@ async def _replay(url: str, workers: int, speed: float, stop: asyncio.Event) -> 
     return code
 
 
-def _curl(url: str) -> str:
+def _curl(url: str, config: dict[str, object]) -> str:
+    models = config["models"]
+    assert isinstance(models, list)
     story = "Rivers carry water, sand and stories from the mountains to the sea. " * 8
     return (
         f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' -d '"
-        f'{{"model": "simulated", "max_tokens": 24, "messages": [{{"role": "user", "content": "{story.strip()}"}}]}}\''
+        f'{{"model": "{models[0]["name"]}", "max_tokens": 24, '
+        f'"messages": [{{"role": "user", "content": "{story.strip()}"}}]}}\''
     )
