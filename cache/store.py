@@ -1,0 +1,91 @@
+"""What every KV store is: frames of bytes by key, read and written in pieces. The contract of all tiers.
+
+A frame is a header and the KV of a chunk of whole blocks (see `kv_codec`). Keys are SHA-256 digests, so whoever holds a
+key may have the frame: they contain the tenant's salt and the model's fingerprint. A store does not look into frames.
+
+Stores are synchronous and safe to be called from several threads at once. A miss is a normal answer. A failure of the
+store itself is a `StoreError`, which callers count as a miss: no request fails for it. Every call ends within the store's
+own deadlines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType, Protocol, TypeAlias
+
+from policies.types import Tier
+
+ChunkKey = NewType("ChunkKey", bytes)
+"""SHA-256 of a chunk's typed fields, chained to the chunk before it: 32 bytes."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Something contiguous that holds bytes; a memoryview has format B. Those that are read into are writable."""
+
+
+class StoreError(Exception):
+    """The store could not do it: out of reach, too slow, damaged, full beyond help. Not a miss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStats:
+    """Counters since the store was opened, and its size now."""
+
+    entries: int = 0
+    bytes: int = 0
+    """All that counts against its bound: frames, and what it keeps besides to find them."""
+    capacity: int = 0
+    hits: int = 0
+    misses: int = 0
+    writes: int = 0
+    evictions: int = 0
+    errors: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameInfo:
+    """What a store is told of a frame besides its bytes, for eviction and quotas."""
+
+    parent: ChunkKey | None = None
+    """The chunk before it; None: it begins a prompt. Of one chain the tail is evicted before the head."""
+    tenant: str = ""
+    """Whose quota it counts against; opaque."""
+    n_tokens: int = 0
+    """Tokens whose KV it holds: what it saves to compute."""
+
+
+class BlockStore(Protocol):
+    """One tier."""
+
+    @property
+    def tier(self) -> Tier:
+        """Which one."""
+        ...
+
+    def contains(self, keys: Sequence[ChunkKey]) -> int:
+        """How many leading ones of `keys` are here now; they may be gone when they are read. Raises StoreError."""
+        ...
+
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
+        """Fill `pieces`, one after the other, with the frame; False where it is not here, or not exactly as long as the
+        pieces together. What they hold then, or after an error, is undefined. Counts as a use. Raises StoreError.
+        """
+        ...
+
+    def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
+        """Keep the frame that `pieces` make up; they may be changed once this returns. False where it was not kept: it
+        is here already, too large, or over a quota. Makes room as the store's policy says. Raises StoreError.
+        """
+        ...
+
+    def remove(self, key: ChunkKey) -> bool:
+        """Forget it, whether read at the moment or not; False where it was not here. Raises StoreError."""
+        ...
+
+    def stats(self) -> StoreStats:
+        """As of now; never raises."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back. What must survive is safe by then. Calls after it raise StoreError."""
+        ...
