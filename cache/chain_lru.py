@@ -23,7 +23,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def remove(self, key: bytes) -> None:
-        """It is gone."""
+        """It is gone, and its pins with it."""
         ...
 
     def pin(self, key: bytes) -> None:
@@ -70,6 +70,7 @@ class ChainLru:
 
     def remove(self, key: bytes) -> None:
         """See `EvictionPolicy`."""
+        self._pins.pop(key, None)
         entry = self._entries.pop(key, None)
         if entry is None or entry.parent is None:
             return

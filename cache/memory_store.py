@@ -36,13 +36,14 @@ _MADV_POPULATE_WRITE: Final = 23
 
 
 class _Frame:
-    __slots__ = ("charge", "extents", "length", "parent", "readers", "removed", "tenant", "written")
+    """Where a frame lies. The policy knows it while it is written and not removed."""
 
-    def __init__(self, length: int, extents: list[Extent], info: FrameInfo, charge: int) -> None:
+    __slots__ = ("charge", "extents", "length", "readers", "removed", "tenant", "written")
+
+    def __init__(self, length: int, extents: list[Extent], tenant: str, charge: int) -> None:
         self.length = length
         self.extents = extents
-        self.tenant = info.tenant
-        self.parent = info.parent
+        self.tenant = tenant
         self.charge = charge
         self.written = False
         self.readers = 0
@@ -114,17 +115,13 @@ class MemoryStore:
                 return False
             self._counts["hits"] += 1
             self._policy.touch(key, self._clock())
-            self._policy.pin(key)
-            frame.readers += 1
+            self._pin(key, frame)
             self._under_way += 1
         try:
             copy_pieces(pieces, self._memory(frame))
         finally:
             with self._lock:
-                self._policy.unpin(key)
-                frame.readers -= 1
-                if frame.removed and not frame.readers:
-                    self._release(frame)
+                self._unpin(key, frame)
                 self._finished()
         return True
 
@@ -132,19 +129,27 @@ class MemoryStore:
         """See `BlockStore`."""
         length = total_bytes(pieces)
         with self._open():
-            frame = None if key in self._frames else self._reserve(key, length, info)
-            if frame is None:
+            if key in self._frames:
                 return False
+            # The frame before it stays while it is written, or its chain would be cut off.
+            parent = None if info.parent is None else self._frames.get(info.parent)
+            if info.parent is not None and parent is not None:
+                self._pin(info.parent, parent)
+            frame = self._reserve(key, length, info)
             self._under_way += 1
         whole = False
         try:
-            copy_pieces(self._memory(frame), pieces)
-            whole = True
+            if frame is not None:
+                copy_pieces(self._memory(frame), pieces)
+                whole = True
         finally:
             with self._lock:
-                self._settle(key, frame, info, whole=whole)
+                if frame is not None:
+                    self._settle(key, frame, info, whole=whole)
+                if info.parent is not None and parent is not None:
+                    self._unpin(info.parent, parent)
                 self._finished()
-        return True
+        return whole
 
     def remove(self, key: ChunkKey) -> bool:
         """See `BlockStore`. A frame that is being written counts as written, and is not kept."""
@@ -158,7 +163,8 @@ class MemoryStore:
     def stats(self) -> StoreStats:
         """See `BlockStore`."""
         with self._lock:
-            return StoreStats(entries=self._n_entries, bytes=self._charged, capacity=self.capacity, **self._counts)
+            held = 0 if self._closed else self._charged
+            return StoreStats(entries=self._n_entries, bytes=held, capacity=self.capacity, **self._counts)
 
     def close(self) -> None:
         """See `BlockStore`."""
@@ -168,7 +174,7 @@ class MemoryStore:
             self._closed = True
             self._lock.wait_for(lambda: not self._under_way, _CLOSE_SECONDS)
             self._frames.clear()
-            self._n_entries = self._charged = 0
+            self._n_entries = 0
             # With a copy still under way the memory is given back when that ends.
             if not self._under_way:
                 self._view.release()
@@ -188,6 +194,19 @@ class MemoryStore:
         if self._closed:
             self._lock.notify_all()
 
+    def _pin(self, key: ChunkKey, frame: _Frame) -> None:
+        frame.readers += 1
+        if frame.written:
+            self._policy.pin(key)
+
+    def _unpin(self, key: ChunkKey, frame: _Frame) -> None:
+        frame.readers -= 1
+        if frame.removed:
+            if not frame.readers:
+                self._release(frame)
+        elif frame.written:
+            self._policy.unpin(key)
+
     def _reserve(self, key: ChunkKey, length: int, info: FrameInfo) -> _Frame | None:
         """Pages for a frame that is about to be written; None: there is no room for it."""
         n_pages = max(1, -(-length // self._page_bytes))
@@ -195,16 +214,11 @@ class MemoryStore:
         most = n_pages * (self._page_bytes + EXTENT_BYTES) + ENTRY_BYTES
         if n_pages > self._extents.n_pages or most > self._tenant_bytes:
             return None
-        if info.parent is not None:
-            # Its chain would be cut off while it is written.
-            self._policy.pin(info.parent)
         extents = self._take(n_pages, most, info.tenant)
         if extents is None:
-            if info.parent is not None:
-                self._policy.unpin(info.parent)
             return None
         charge = n_pages * self._page_bytes + ENTRY_BYTES + EXTENT_BYTES * len(extents)
-        frame = self._frames[key] = _Frame(length, extents, info, charge)
+        frame = self._frames[key] = _Frame(length, extents, info.tenant, charge)
         frame.readers = 1  # its writer: nobody else gets these pages before it is done
         self._charged += charge
         self._by_tenant[info.tenant] += charge
@@ -251,16 +265,14 @@ class MemoryStore:
 
     def _settle(self, key: ChunkKey, frame: _Frame, info: FrameInfo, *, whole: bool) -> None:
         """The writer is done: all can read the frame, unless it was removed meanwhile or is not whole."""
-        frame.readers = 0
-        if info.parent is not None:
-            self._policy.unpin(info.parent)
+        frame.readers -= 1
         if whole:
             self._counts["writes"] += 1
         if frame.removed:
-            self._release(frame)
+            if not frame.readers:
+                self._release(frame)
         elif not whole:
-            del self._frames[key]
-            self._release(frame)
+            self._drop(key, frame)
         else:
             frame.written = True
             self._n_entries += 1
@@ -272,6 +284,8 @@ class MemoryStore:
                 tenant=info.tenant,
                 cost=float(info.n_tokens),
             )
+            for _ in range(frame.readers):
+                self._policy.pin(key)
 
     def _drop(self, key: ChunkKey, frame: _Frame) -> None:
         """Nobody finds it any more; its pages are free at once, or when those who copy it are done."""
