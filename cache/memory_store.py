@@ -128,6 +128,8 @@ class MemoryStore:
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
         """See `BlockStore`."""
         length = total_bytes(pieces)
+        if info.parent == key:
+            raise ValueError("a frame does not come before itself")
         with self._open():
             if key in self._frames:
                 return False
