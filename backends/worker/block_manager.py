@@ -10,7 +10,7 @@ back later.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from itertools import chain
@@ -33,6 +33,7 @@ class BlockManager:
         "_cached_free",
         "_empty",
         "_hash_blocks",
+        "_held",
         "_model",
         "_references",
         "block_size",
@@ -56,6 +57,7 @@ class BlockManager:
         self._references = [0] * n_blocks
         self._empty = list(range(n_blocks - 1, -1, -1))  # free, nothing to be found; taken from the end
         self._cached_free: OrderedDict[int, None] = OrderedDict()  # free, can be found; taken from the front
+        self._held: Counter[int] = Counter()  # by those who copy KV into or out of the pool
 
     # --- how full it is ---
 
@@ -132,18 +134,47 @@ class BlockManager:
 
     def free(self, sequence: Sequence) -> None:
         """Take back all the sequence's blocks. What can be found in them stays so until they are taken again."""
-        self.releases += 1
-        references = self._references
-        for block in reversed(sequence.block_table):
-            references[block] -= 1
-            if references[block]:
-                continue
-            if block in self._cache:
-                self._cached_free[block] = None
-            else:
-                self._empty.append(block)
+        self._give_back(sequence.block_table)
         sequence.block_table.clear()
         sequence.n_offered = 0
+
+    # --- copies into and out of the pool ---
+
+    def hold(self, blocks: Items[int]) -> None:
+        """Keep what these blocks hold until they are let go: somebody reads them."""
+        self._take(blocks)
+        self._held.update(blocks)
+
+    def reserve(self, n_blocks: int) -> list[int] | None:
+        """Hold so many free blocks for somebody who fills them; None, and nothing changed, when too few are free."""
+        if n_blocks > self.free_blocks:
+            return None
+        blocks = [self._take_free() for _ in range(n_blocks)]
+        self._held.update(blocks)
+        return blocks
+
+    def let_go(self, blocks: Items[int]) -> None:
+        """They are held no longer. What can be found in them stays so until they are taken again."""
+        self._held.subtract(blocks)
+        self._held += Counter()  # without zeros
+        self._give_back(blocks)
+
+    def adopt(self, sequence: Sequence, first: int, blocks: Items[int], *, after: int | None) -> int:
+        """These held blocks were filled with the KV of the sequence's full blocks from number `first` on, which follow
+        what block `after` holds (None: they begin the sequence). From now on it can be found; how many of them can.
+        Between steps only.
+        """
+        size, salt = self.block_size, sequence.request.salt
+        self._hash_up_to(sequence, first + len(blocks))
+        entered = 0
+        for at, block in enumerate(blocks, first):
+            ids = sequence.token_bytes(at * size, (at + 1) * size)
+            if not self._cache.enter(block, sequence.hashes[at], ids, salt, after=after):
+                break
+            after = block
+            entered += 1
+        self._cache.commit()
+        return entered
 
     # --- the prefix cache as a whole ---
 
@@ -172,11 +203,11 @@ class BlockManager:
         return self._cache.take_events()
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise AssertionError unless `sequences`, which must be all that hold blocks, account for every reference,
-        free and used blocks for the whole pool, and the prefix cache is consistent. Some microseconds a block.
+        """Raise AssertionError unless `sequences`, which must be all that have blocks, and what is held account for
+        every reference, free and used blocks for the pool, and the prefix cache is consistent. Microseconds a block.
         """
         counts = [0] * self.n_blocks
-        for block in chain.from_iterable(sequence.block_table for sequence in sequences):
+        for block in chain(*(sequence.block_table for sequence in sequences), self._held.elements()):
             counts[block] += 1
         assert counts == self._references, "block tables and reference counts disagree"
         free = [*self._empty, *self._cached_free]
@@ -185,6 +216,18 @@ class BlockManager:
         assert not any(block in self._cache for block in self._empty), "a block with cached KV passes for empty"
         assert all(block in self._cache for block in self._cached_free), "an empty block passes for cached"
         self._cache.check_integrity()
+
+    def _give_back(self, blocks: Items[int]) -> None:
+        self.releases += 1
+        references = self._references
+        for block in reversed(blocks):
+            references[block] -= 1
+            if references[block]:
+                continue
+            if block in self._cache:
+                self._cached_free[block] = None
+            else:
+                self._empty.append(block)
 
     def _take(self, blocks: Items[int]) -> None:
         references = self._references

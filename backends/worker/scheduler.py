@@ -102,6 +102,8 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []  # both sorted by `_order`
         self._running: list[Sequence] = []
+        self._aside: dict[str, Sequence] = {}
+        self._ended: list[Sequence] = []
         self._step: StepPlan | None = None
         self._blocked: tuple[Sequence, int] | None = None  # head of the queue that did not fit, and `releases` then
         self._arrivals = self._steps = self._preemptions = 0
@@ -109,15 +111,27 @@ class Scheduler:
 
     # --- requests ---
 
-    def add(self, submit: Submit) -> None:
-        """Queue a request. Raises RequestRefusedError when its prompt is empty or leaves no room for an output token,
-        when it could need more blocks than there are, when the queue is full or the id is in use.
+    def add(self, submit: Submit, *, aside: bool = False) -> Sequence:
+        """Queue a request, or put it `aside` until `admit`, while its KV is looked for elsewhere.
+
+        Raises RequestRefusedError when its prompt is empty or leaves no room for an output token, when it could need
+        more blocks than there are, when the queue is full or the id is in use.
         """
         self._check(submit)
         sequence = Sequence(submit, self._arrivals)
         self._arrivals += 1
         self._sequences[sequence.id] = sequence
-        insort(self._waiting, sequence, key=_order)
+        if aside:
+            self._aside[sequence.id] = sequence
+        else:
+            insort(self._waiting, sequence, key=_order)
+        return sequence
+
+    def admit(self, sequence: Sequence) -> None:
+        """Queue a sequence that was put aside, in the place that it would have; one that was cancelled is no error."""
+        if self._aside.pop(sequence.id, None) is sequence:
+            insort(self._waiting, sequence, key=_order)
+            self._blocked = None
 
     def cancel(self, request_id: str) -> bool:
         """Forget a request and free its blocks; False when there is none of this id. Between steps only."""
@@ -198,11 +212,16 @@ class Scheduler:
         """Changes of the prefix cache since the last call, in order; those of a step from its commit on."""
         return self.blocks.take_events()
 
+    def take_ended(self) -> list[Sequence]:
+        """Sequences that came to their end since the last call, cancelled ones left out."""
+        ended, self._ended = self._ended, []
+        return ended
+
     def stats(self) -> EngineStats:
         """Load and counters, as of now."""
         return EngineStats(
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._aside),
             free_blocks=self.blocks.free_blocks,
             cached_blocks=self.blocks.cached_blocks,
             steps=self._steps,
@@ -219,14 +238,15 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every sequence is where its status says and the pool accounts for all blocks."""
-        assert all(each.status is Status.WAITING and not each.n_computed for each in self._waiting)
+        idle = [*self._waiting, *self._aside.values()]
+        assert all(each.status is Status.WAITING and not each.n_computed for each in idle)
         assert all(each.status is Status.RUNNING and each.block_table for each in self._running)
-        listed = [*self._waiting, *self._running]
+        listed = [*self._waiting, *self._running, *self._aside.values()]
         assert {each.id: each for each in listed} == self._sequences, "a sequence is lost"
         assert len(listed) == len(self._sequences), "a sequence is listed twice"
         assert [*map(_order, self._waiting)] == sorted(map(_order, self._waiting)), "the queue is out of order"
         assert [*map(_order, self._running)] == sorted(map(_order, self._running)), "the running are out of order"
-        assert not any(each.block_table for each in self._waiting), "a waiting sequence holds blocks"
+        assert not any(each.block_table for each in idle), "a waiting sequence holds blocks"
         self.blocks.check_integrity(self._running)
 
     # --- planning ---
@@ -328,6 +348,7 @@ class Scheduler:
         if reason is not None:
             self._running.remove(sequence)
             self._end(sequence)
+            self._ended.append(sequence)
         return TokensOut(
             sequence.id,
             (token,),
@@ -372,8 +393,9 @@ class Scheduler:
             raise RequestRefusedError(f"{needed} tokens may have to be kept; the KV pool holds {room}", param)
         if submit.id in self._sequences:
             raise RequestRefusedError("a request with this id is in progress")
-        if len(self._waiting) >= self.config.max_waiting:
-            raise RequestRefusedError(f"the queue is full: {len(self._waiting)} requests wait")
+        n_waiting = len(self._waiting) + len(self._aside)
+        if n_waiting >= self.config.max_waiting:
+            raise RequestRefusedError(f"the queue is full: {n_waiting} requests wait")
 
     def _assert_idle(self) -> None:
         if self._step is not None:

@@ -1,0 +1,281 @@
+"""KV that outlives the pool: kept in stores when a sequence ends, looked for there when one arrives.
+
+One state machine for each arrival: *looking* (which chunks does a store hold?), *reading* (they are copied into
+reserved blocks), *done* (blocks whose frames are as they were written can be found in the prefix cache, and the
+sequence joins the queue). Looking, reading and writing happen on I/O threads while others compute; everything that
+changes the block manager happens on the engine's thread, in `settle`.
+
+Nothing here can fail a request: what is late, damaged, foreign or gone is not restored, and computed instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol, TypeAlias
+
+from backends.worker.block_manager import BlockManager
+from backends.worker.chunks import Chunking
+from backends.worker.sequence import Sequence, Status
+from cache.kv_codec import HEADER_BYTES, FrameError, FrameSpec, check, encode_header
+from cache.store import BlockStore, ChunkKey, FrameInfo, StoreError
+
+log = logging.getLogger(__name__)
+
+_KNOWN: Final = 1 << 16
+"""Keys that are remembered as written, so that a prefix in use all the time is not written all the time."""
+
+Choice: TypeAlias = Callable[[Items[tuple[FrameSpec, BlockStore]], int], int]
+"""How many of the leading chunks found to restore, given also the tokens that are to be computed without any."""
+
+
+class BlockMemory(Protocol):
+    """The pool's blocks as bytes that I/O threads read and write."""
+
+    def view(self, block: int) -> memoryview:
+        """One block's bytes; writable."""
+        ...
+
+    def wipe(self, block: int) -> None:
+        """Make it zeros: a pool holds numbers only, and what came from a store may be none."""
+        ...
+
+
+@dataclass(slots=True)
+class _Arrival:
+    sequence: Sequence
+    deadline: float
+    first: int
+    """Number of the first chunk that the pool lacks."""
+    chunks: list[tuple[FrameSpec, BlockStore]] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    """Blocks of the pool that the restored ones follow."""
+    n_read: int = 0
+    reading: bool = False
+    released: bool = False
+    """The sequence waits no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    blocks: list[int]
+    n_bytes: int
+
+
+class KvTiers:
+    """`stores` in the order of their speed. Methods are for the engine's thread."""
+
+    def __init__(
+        self,
+        stores: Items[BlockStore],
+        chunking: Chunking,
+        memory: BlockMemory,
+        blocks: BlockManager,
+        *,
+        choose: Choice = lambda found, _: len(found),
+        threads: int = 2,
+        patience: float = 2.0,
+        most_in_flight: int = 256 << 20,
+    ) -> None:
+        """`patience`: seconds that a sequence waits for its KV. `most_in_flight`: bytes being written at a time; what
+        comes beyond is not kept.
+        """
+        self._stores = list(stores)
+        self._chunking = chunking
+        self._memory = memory
+        self._blocks = blocks
+        self._choose = choose
+        self._patience = patience
+        self._most_in_flight = most_in_flight
+        self._in_flight = 0
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv-io")
+        self._done: SimpleQueue[_Arrival | _Kept] = SimpleQueue()
+        self._arrivals: dict[str, _Arrival] = {}
+        self._known: OrderedDict[ChunkKey, None] = OrderedDict()
+        self.counts: Counter[str] = Counter()
+        """`restored_tokens`, `kept_tokens`, `late`, and refused frames and failures by reason."""
+
+    @property
+    def busy(self) -> bool:
+        """Does any sequence wait for its KV?"""
+        return any(not arrival.released for arrival in self._arrivals.values())
+
+    def worth_looking(self, n_prompt: int) -> bool:
+        """Is a prompt of so many tokens long enough to have a chunk in a store?"""
+        return bool(self._stores) and n_prompt > self._chunking.n_tokens
+
+    def look(self, sequence: Sequence, now: float) -> None:
+        """A sequence was put aside: look for what the pool lacks of its prompt."""
+        matched = self._blocks.match(sequence)
+        first = len(matched) // self._chunking.n_blocks
+        arrival = _Arrival(sequence, now + self._patience, first)
+        self._arrivals[sequence.id] = arrival
+        self._threads.submit(self._guarded, self._look, arrival)
+
+    def settle(self, now: float) -> list[Sequence]:
+        """Take what the I/O threads have done; the sequences that need wait no longer."""
+        ready: list[Sequence] = []
+        while True:
+            try:
+                done = self._done.get_nowait()
+            except Empty:
+                break
+            if isinstance(done, _Kept):
+                self._blocks.let_go(done.blocks)
+                self._in_flight -= done.n_bytes
+            elif not done.reading and self._begin_reading(done):
+                continue
+            else:
+                self._end(done, ready)
+        for arrival in self._arrivals.values():
+            if now >= arrival.deadline and not arrival.released:
+                self.counts["late"] += 1
+                self._release(arrival, ready)
+        return ready
+
+    def keep(self, sequence: Sequence) -> None:
+        """A sequence has ended: write its chunks to the stores that lack them."""
+        found = self._blocks.match(sequence)
+        size = self._chunking.n_blocks
+        specs = self._chunking.frames(sequence, len(found) // size * self._chunking.n_tokens)
+        for number, spec in enumerate(specs):
+            if spec.key in self._known:
+                self._known.move_to_end(spec.key)
+                continue
+            if self._in_flight + spec.frame_bytes > self._most_in_flight:
+                return
+            self._known[spec.key] = None
+            if len(self._known) > _KNOWN:
+                self._known.popitem(last=False)
+            kept = _Kept(found[number * size : (number + 1) * size], spec.frame_bytes)
+            self._blocks.hold(kept.blocks)
+            self._in_flight += kept.n_bytes
+            self._threads.submit(self._write, spec, kept)
+
+    def close(self) -> None:
+        """Wait for what is being written, and close the stores."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for store in self._stores:
+            store.close()
+
+    # --- on the engine's thread ---
+
+    def _begin_reading(self, arrival: _Arrival) -> bool:
+        """Reserve blocks for what was found, as far as it pays; False where there is nothing to read."""
+        if arrival.released or arrival.sequence.status is Status.FINISHED or not arrival.chunks:
+            return False
+        matched = self._blocks.match(arrival.sequence)
+        size = self._chunking.n_blocks
+        before = arrival.first * size
+        if len(matched) < before:
+            return False  # evicted meanwhile
+        n_chunks = self._choose(arrival.chunks, arrival.sequence.n_tokens - len(matched) * self._blocks.block_size)
+        arrival.chunks = arrival.chunks[:n_chunks]
+        blocks = self._blocks.reserve(n_chunks * size) if n_chunks else None
+        if blocks is None:
+            return False
+        arrival.held = matched[:before]
+        self._blocks.hold(arrival.held)
+        arrival.blocks = blocks
+        arrival.reading = True
+        self._threads.submit(self._guarded, self._read, arrival)
+        return True
+
+    def _end(self, arrival: _Arrival, ready: list[Sequence]) -> None:
+        size = self._chunking.n_blocks
+        good = arrival.blocks[: arrival.n_read * size]
+        if good:
+            after = arrival.held[-1] if arrival.held else None
+            entered = self._blocks.adopt(arrival.sequence, arrival.first * size, good, after=after)
+            self.counts["restored_tokens"] += entered * self._blocks.block_size
+        self._blocks.let_go(arrival.blocks)
+        self._blocks.let_go(arrival.held)
+        self._release(arrival, ready)
+        del self._arrivals[arrival.sequence.id]
+
+    @staticmethod
+    def _release(arrival: _Arrival, ready: list[Sequence]) -> None:
+        if not arrival.released:
+            arrival.released = True
+            ready.append(arrival.sequence)
+
+    # --- on the I/O threads ---
+
+    def _guarded(self, work: Callable[[_Arrival], None], arrival: _Arrival) -> None:
+        try:
+            work(arrival)
+        except Exception:  # whatever it is: the sequence must not wait for ever
+            log.exception("KV could not be restored")
+            self.counts["failed"] += 1
+        self._done.put(arrival)
+
+    def _look(self, arrival: _Arrival) -> None:
+        sequence = arrival.sequence
+        specs = self._chunking.frames(sequence, (sequence.n_prompt - 1), first=arrival.first)
+        at = 0
+        while at < len(specs):
+            for store in self._stores:
+                try:
+                    n_here = store.contains([spec.key for spec in specs[at:]])
+                except StoreError as error:
+                    self._failed(store, error)
+                    continue
+                if n_here:
+                    arrival.chunks += [(spec, store) for spec in specs[at : at + n_here]]
+                    at += n_here
+                    break
+            else:
+                return
+
+    def _read(self, arrival: _Arrival) -> None:
+        size = self._chunking.n_blocks
+        header = bytearray(HEADER_BYTES)
+        for number, (spec, store) in enumerate(arrival.chunks):
+            blocks = arrival.blocks[number * size : (number + 1) * size]
+            if not self._read_chunk(spec, store, memoryview(header), blocks):
+                for block in arrival.blocks[number * size :]:
+                    self._memory.wipe(block)
+                return
+            arrival.n_read += 1
+
+    def _read_chunk(self, spec: FrameSpec, store: BlockStore, header: memoryview, blocks: list[int]) -> bool:
+        pieces = [self._memory.view(block) for block in blocks]
+        try:
+            if not store.read_into(spec.key, [header, *pieces]):
+                self.counts["gone"] += 1
+                return False
+            check(header, pieces, spec)
+        except FrameError as error:
+            self.counts[f"refused: {error.reason}"] += 1
+            return False
+        except StoreError as error:
+            self._failed(store, error)
+            return False
+        return True
+
+    def _write(self, spec: FrameSpec, kept: _Kept) -> None:
+        pieces = [self._memory.view(block) for block in kept.blocks]
+        try:
+            header = encode_header(spec, pieces)
+            info = FrameInfo(parent=spec.parent, tenant=spec.salt.hex(), n_tokens=spec.n_tokens)
+            for store in self._stores:
+                try:
+                    if store.write(spec.key, [header, *pieces], info):
+                        self.counts["kept_tokens"] += spec.n_tokens
+                except StoreError as error:
+                    self._failed(store, error)
+        except Exception:
+            log.exception("KV could not be kept")
+            self.counts["failed"] += 1
+        self._done.put(kept)
+
+    def _failed(self, store: BlockStore, error: StoreError) -> None:
+        if not self.counts[f"failed: {store.tier}"]:
+            log.warning("the %s tier fails: %s", store.tier, error)
+        self.counts[f"failed: {store.tier}"] += 1
