@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 
+from backends.worker.kv_tiers import KvTiers
 from backends.worker.messages import Refused, StepDone, Submit
 from backends.worker.runner import Chunk, ModelRunner
 from backends.worker.sampler import BadLogitsError, Sampler, SamplerRow
 from backends.worker.scheduler import RequestRefusedError, Scheduled, Scheduler, StepPlan
+from cache.block_hash import TOKEN_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -20,9 +22,12 @@ _BAD_NUMBERS = "the model computed no numbers for this sequence (NaN or infinity
 class Engine:
     """Of one thread. A step that raises leaves the engine unusable: end the process."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, sampler: Sampler) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, sampler: Sampler, *, tiers: KvTiers | None = None
+    ) -> None:
         self.scheduler = scheduler
-        self._runner = runner
+        self.tiers = tiers
+        self.runner = runner
         self._sampler = sampler
         self._eos = tuple(scheduler.config.eos_token_ids)
 
@@ -31,13 +36,28 @@ class Engine:
         """Is there anything to compute?"""
         return self.scheduler.has_work
 
-    def submit(self, request: Submit) -> Refused | None:
-        """Queue a sequence; the answer says why it cannot be taken."""
+    @property
+    def can_step(self) -> bool:
+        """Is there anything to compute now, and not only KV to wait for?"""
+        return self.scheduler.can_step
+
+    def submit(self, request: Submit, now: float = 0.0) -> Refused | None:
+        """Queue a sequence, or look for its KV first; the answer says why it cannot be taken."""
+        tiers = self.tiers
+        look = tiers is not None and tiers.worth_looking(len(request.token_ids) // TOKEN_BYTES)
         try:
-            self.scheduler.add(request)
+            sequence = self.scheduler.add(request, aside=look)
         except RequestRefusedError as error:
             return Refused(request.id, error.reason, error.param)
+        if tiers is not None and look:
+            tiers.look(sequence, now)
         return None
+
+    def settle(self, now: float) -> None:
+        """Take what was restored: what waits for no KV any more joins the queue."""
+        if self.tiers is not None:
+            for sequence in self.tiers.settle(now):
+                self.scheduler.admit(sequence)
 
     def cancel(self, sequence_id: str) -> None:
         """Forget a sequence and free its blocks at once; one that has ended is no error."""
@@ -52,7 +72,7 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is None:
             return self.told(), ()
-        logits = self._runner.execute([_chunk(item) for item in plan.items])
+        logits = self.runner.execute([_chunk(item) for item in plan.items])
         sampling = [item for item in plan.items if item.samples]
         rows = [self._row(item) for item in sampling]
         try:
@@ -60,6 +80,10 @@ class Engine:
         except BadLogitsError as error:
             return self._drop(plan, [sampling[at].sequence.id for at in error.rows])
         outputs = self.scheduler.commit(plan, sampled)
+        ended = self.scheduler.take_ended()
+        if self.tiers is not None:
+            for sequence in ended:
+                self.tiers.keep(sequence)
         return StepDone(outputs=tuple(outputs), events=self.scheduler.take_events(), stats=self.scheduler.stats()), ()
 
     def told(self) -> StepDone:
@@ -72,7 +96,7 @@ class Engine:
         for sequence_id in ids:
             self.scheduler.cancel(sequence_id)
         self.scheduler.recompute_all()
-        self._runner.pool.data.zero_()
+        self.runner.pool.data.zero_()
         log.error("%d of %d sequences dropped: %s", len(ids), len(plan.items), _BAD_NUMBERS)
         return self.told(), tuple(Refused(sequence_id, _BAD_NUMBERS) for sequence_id in ids)
 

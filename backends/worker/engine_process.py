@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _SIGN_OF_LIFE: Final = 0.5
 """Seconds: an idle engine says so often that it is there."""
+_GLANCE: Final = 0.001
+"""Seconds between two looks at what the I/O threads have restored, while there is nothing else to do."""
 
 
 class EngineLoop:
@@ -44,16 +46,23 @@ class EngineLoop:
         """Until it is wanted no longer. Raises what a step raises, and ChannelError."""
         engine = self._engine
         while self._wanted():
-            for message in self._channel.receive(0.0 if engine.has_work else _SIGN_OF_LIFE):
+            for message in self._channel.receive(self._pause()):
                 self._take(message)
-            if engine.has_work:
+            engine.settle(self._clock())
+            if engine.can_step:
                 self._step()
             elif self._clock() - self._told_at >= _SIGN_OF_LIFE:
                 self._tell_idle()
 
+    def _pause(self) -> float:
+        """Seconds to wait for a message."""
+        if self._engine.can_step:
+            return 0.0
+        return _GLANCE if self._engine.has_work else _SIGN_OF_LIFE
+
     def _take(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
-            if (refused := self._engine.submit(message)) is not None:
+            if (refused := self._engine.submit(message, self._clock())) is not None:
                 self._channel.send(refused)
         elif isinstance(message, Cancel):
             self._engine.cancel(message.id)

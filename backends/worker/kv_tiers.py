@@ -62,10 +62,12 @@ class _Arrival:
     """The sequence waits no longer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
-    blocks: list[int]
-    n_bytes: int
+    chunks: list[tuple[FrameSpec, list[int]]] = field(default_factory=list)
+    """What is written, and the blocks that hold it."""
+    held: list[int] = field(default_factory=list)
+    n_bytes: int = 0
 
 
 class KvTiers:
@@ -93,7 +95,8 @@ class KvTiers:
         self._choose = choose
         self._patience = patience
         self._most_in_flight = most_in_flight
-        self._in_flight = 0
+        self.in_flight = 0
+        """Bytes that are being written."""
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv-io")
         self._done: SimpleQueue[_Arrival | _Kept] = SimpleQueue()
         self._arrivals: dict[str, _Arrival] = {}
@@ -127,8 +130,8 @@ class KvTiers:
             except Empty:
                 break
             if isinstance(done, _Kept):
-                self._blocks.let_go(done.blocks)
-                self._in_flight -= done.n_bytes
+                self._blocks.let_go(done.held)
+                self.in_flight -= done.n_bytes
             elif not done.reading and self._begin_reading(done):
                 continue
             else:
@@ -144,19 +147,32 @@ class KvTiers:
         found = self._blocks.match(sequence)
         size = self._chunking.n_blocks
         specs = self._chunking.frames(sequence, len(found) // size * self._chunking.n_tokens)
+        kept = _Kept()
         for number, spec in enumerate(specs):
-            if spec.key in self._known:
-                self._known.move_to_end(spec.key)
+            if self._is_known(spec.key):
                 continue
-            if self._in_flight + spec.frame_bytes > self._most_in_flight:
-                return
-            self._known[spec.key] = None
-            if len(self._known) > _KNOWN:
-                self._known.popitem(last=False)
-            kept = _Kept(found[number * size : (number + 1) * size], spec.frame_bytes)
-            self._blocks.hold(kept.blocks)
-            self._in_flight += kept.n_bytes
-            self._threads.submit(self._write, spec, kept)
+            if self.in_flight + kept.n_bytes + spec.frame_bytes > self._most_in_flight:
+                break
+            self._know(spec.key)
+            kept.n_bytes += spec.frame_bytes
+            kept.chunks.append((spec, found[number * size : (number + 1) * size]))
+            # With all that it follows: no prefix may outlive the one that it continues.
+            kept.held = found[: (number + 1) * size]
+        if kept.chunks:
+            self._blocks.hold(kept.held)
+            self.in_flight += kept.n_bytes
+            self._threads.submit(self._write, kept)
+
+    def _is_known(self, key: ChunkKey) -> bool:
+        if key not in self._known:
+            return False
+        self._known.move_to_end(key)
+        return True
+
+    def _know(self, key: ChunkKey) -> None:
+        self._known[key] = None
+        if len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
 
     def close(self) -> None:
         """Wait for what is being written, and close the stores."""
@@ -259,21 +275,24 @@ class KvTiers:
             return False
         return True
 
-    def _write(self, spec: FrameSpec, kept: _Kept) -> None:
-        pieces = [self._memory.view(block) for block in kept.blocks]
+    def _write(self, kept: _Kept) -> None:
         try:
-            header = encode_header(spec, pieces)
-            info = FrameInfo(parent=spec.parent, tenant=spec.salt.hex(), n_tokens=spec.n_tokens)
-            for store in self._stores:
-                try:
-                    if store.write(spec.key, [header, *pieces], info):
-                        self.counts["kept_tokens"] += spec.n_tokens
-                except StoreError as error:
-                    self._failed(store, error)
-        except Exception:
+            for spec, blocks in kept.chunks:
+                self._write_chunk(spec, [self._memory.view(block) for block in blocks])
+        except Exception:  # whatever it is: the blocks must not be held for ever
             log.exception("KV could not be kept")
             self.counts["failed"] += 1
         self._done.put(kept)
+
+    def _write_chunk(self, spec: FrameSpec, pieces: list[memoryview]) -> None:
+        header = encode_header(spec, pieces)
+        info = FrameInfo(parent=spec.parent, tenant=spec.salt.hex(), n_tokens=spec.n_tokens)
+        for store in self._stores:
+            try:
+                if store.write(spec.key, [header, *pieces], info):
+                    self.counts["kept_tokens"] += spec.n_tokens
+            except StoreError as error:
+                self._failed(store, error)
 
     def _failed(self, store: BlockStore, error: StoreError) -> None:
         if not self.counts[f"failed: {store.tier}"]:

@@ -139,10 +139,11 @@ class Scheduler:
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
-        if sequence.status is Status.WAITING:
-            del self._waiting[bisect_left(self._waiting, _order(sequence), key=_order)]
-        else:
-            self._running.remove(sequence)
+        if self._aside.pop(request_id, None) is None:
+            if sequence.status is Status.WAITING:
+                del self._waiting[bisect_left(self._waiting, _order(sequence), key=_order)]
+            else:
+                self._running.remove(sequence)
         self._end(sequence)
         return True
 
@@ -150,6 +151,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Is any request not finished?"""
         return bool(self._sequences)
+
+    @property
+    def can_step(self) -> bool:
+        """Is any request not finished and not put aside?"""
+        return len(self._sequences) > len(self._aside)
 
     # --- steps ---
 

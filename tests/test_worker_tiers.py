@@ -1,0 +1,252 @@
+"""KV that is restored: the same text as without, whatever becomes of the stores; and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from backends.worker.block_manager import BlockManager
+from backends.worker.chunks import Chunking
+from backends.worker.engine import Engine
+from backends.worker.kv_pool import KvPool
+from backends.worker.kv_tiers import KvTiers
+from backends.worker.messages import SamplingParams, Submit
+from backends.worker.sampler import Sampler
+from backends.worker.scheduler import Scheduler, SchedulerConfig
+from cache.kv_keys import Dtype, Geometry
+from cache.memory_store import MemoryStore
+from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
+from policies.types import Tier
+from tests import worker_model_fixtures as models
+from tests.worker_core_fixtures import token_ids
+
+SIZE = 4
+PATIENCE = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.saved(models.make(models.Variant("qwen3", "qwen3"), seed=5), tmp_path_factory.mktemp("model"))
+
+
+class PoolMemory:
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool
+
+    def view(self, block: int) -> memoryview:
+        return memoryview(self._pool.block(block).numpy())
+
+    def wipe(self, block: int) -> None:
+        self._pool.block(block).zero_()
+
+
+def engine(
+    directory: Path, *stores: BlockStore, n_blocks: int = 64, fingerprint: bytes = bytes(32), **options: Any
+) -> Engine:
+    runner = models.runner(directory, n_blocks=n_blocks, block_size=SIZE)
+    config, pool = runner.decoder.config, runner.pool
+    geometry = Geometry(
+        n_layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim, block_size=SIZE,
+        dtype=Dtype.FP32,
+    )  # fmt: skip
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 120, "max_waiting": 2000}
+    scheduler = Scheduler(SchedulerConfig(**settings), BlockManager(n_blocks, SIZE, "tiny"))
+    tiers = KvTiers(stores, Chunking(fingerprint, geometry), PoolMemory(pool), scheduler.blocks, **options)
+    return Engine(scheduler, runner, Sampler(models.VOCAB), tiers=tiers)
+
+
+def run(it: Engine, submits: Sequence[Submit]) -> tuple[dict[str, list[int]], int]:
+    """Texts by id, and prompt tokens that were found."""
+    told: dict[str, list[int]] = {submit.id: [] for submit in submits}
+    before = it.scheduler.stats().cached_tokens
+    for submit in submits:
+        assert it.submit(submit, time.monotonic()) is None
+    end = time.monotonic() + PATIENCE
+    while it.has_work:
+        assert time.monotonic() < end, "a sequence waits for ever"
+        it.settle(time.monotonic())
+        if not it.can_step:
+            time.sleep(0.001)
+            continue
+        done, dropped = it.step()
+        assert not dropped
+        for out in done.outputs:
+            told.setdefault(out.id, []).extend(out.token_ids)
+        it.scheduler.check_integrity()
+    return told, it.scheduler.stats().cached_tokens - before
+
+
+def flush(it: Engine) -> None:
+    """Wait until everything is kept."""
+    end = time.monotonic() + PATIENCE
+    while it.tiers is not None and it.tiers.in_flight:
+        assert time.monotonic() < end, "a chunk is written for ever"
+        it.settle(time.monotonic())
+        time.sleep(0.001)
+    it.scheduler.check_integrity()
+    assert it.scheduler.stats().free_blocks == it.scheduler.blocks.n_blocks, "a block is held for ever"
+
+
+def ask(number: int, prompt: Sequence[int], *, salt: str = "") -> Submit:
+    params = SamplingParams(max_tokens=6, temperature=0.0)
+    return Submit(id=f"s{number}", token_ids=token_ids(prompt), params=params, salt=salt)
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    chance = random.Random(seed)
+    made: list[list[int]] = []
+    for _ in range(count):
+        before = chance.choice(made) if made and chance.random() < 0.5 else []
+        kept = before[: chance.randint(0, len(before))]
+        made.append([*kept, *models.tokens(chance.randint(20, 60), chance.randrange(10**6))][:90])
+    return made
+
+
+def memory() -> MemoryStore:
+    return MemoryStore(8 << 20)
+
+
+def test_another_engine_restores_what_one_computed(directory: Path) -> None:
+    store = memory()
+    submits = [ask(number, prompt) for number, prompt in enumerate(prompts(12, 1))]
+    one = engine(directory, store)
+    texts, _ = run(one, submits)
+    flush(one)
+    other = engine(directory, store, n_blocks=400)
+    again, found = run(other, submits)
+    flush(other)
+    assert again == texts
+    total = sum(len(submit.token_ids) // 4 for submit in submits)
+    assert found > total * 0.6
+    assert other.tiers is not None
+    assert other.tiers.counts["restored_tokens"] > 100
+
+
+class Wrapped:
+    """A store that does something to what is read."""
+
+    def __init__(self, inner: BlockStore, spoil: Callable[[int, Sequence[memoryview]], bool]) -> None:
+        self._inner = inner
+        self._spoil = spoil
+        self._reads = 0
+
+    @property
+    def tier(self) -> Tier:
+        return self._inner.tier
+
+    def contains(self, keys: Sequence[ChunkKey]) -> int:
+        return self._inner.contains(keys)
+
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
+        self._reads += 1
+        return self._inner.read_into(key, pieces) and self._spoil(self._reads, pieces)
+
+    def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
+        return self._inner.write(key, pieces, info)
+
+    def remove(self, key: ChunkKey) -> bool:
+        return self._inner.remove(key)
+
+    def stats(self) -> StoreStats:
+        return self._inner.stats()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def flip(reads: int, pieces: Sequence[memoryview]) -> bool:
+    if reads % 3 == 0:
+        piece = pieces[reads % len(pieces)]
+        piece[reads * 7919 % len(piece)] ^= 1 << reads % 8
+    return True
+
+
+def nonsense(reads: int, pieces: Sequence[memoryview]) -> bool:
+    if reads % 2:
+        for piece in pieces[1:]:
+            piece[:] = b"\xff" * len(piece)  # NaN, as a float
+    return True
+
+
+def lose(reads: int, pieces: Sequence[memoryview]) -> bool:
+    return reads % 4 != 2
+
+
+def fail(reads: int, pieces: Sequence[memoryview]) -> bool:
+    if reads % 5 == 1:
+        raise StoreError("out of order")
+    return True
+
+
+def crash(reads: int, pieces: Sequence[memoryview]) -> bool:
+    if reads % 5 == 1:
+        raise RuntimeError("a bug")
+    return True
+
+
+def stall(reads: int, pieces: Sequence[memoryview]) -> bool:
+    time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("spoil", [flip, nonsense, lose, fail, crash, stall])
+def test_whatever_the_store_does_the_text_is_the_same(directory: Path, spoil: Any) -> None:
+    store = memory()
+    submits = [ask(number, prompt) for number, prompt in enumerate(prompts(10, 2))]
+    one = engine(directory, store)
+    texts, _ = run(one, submits)
+    flush(one)
+    for patience in (5.0, 0.01):
+        other = engine(directory, Wrapped(store, spoil), patience=patience)
+        again, _ = run(other, submits)
+        assert again == texts
+        flush(other)
+        assert torch.isfinite(other.runner.pool.data).all()
+
+
+def test_nothing_of_another_salt_or_model_is_restored(directory: Path) -> None:
+    store = memory()
+    submits = [ask(number, prompt, salt="a") for number, prompt in enumerate(prompts(4, 3))]
+    one = engine(directory, store)
+    run(one, submits)
+    flush(one)
+    for salt, fingerprint, found in (("a", bytes(32), True), ("b", bytes(32), False), ("a", b"x" * 32, False)):
+        other = engine(directory, store, fingerprint=fingerprint)
+        run(other, [ask(number, prompt, salt=salt) for number, prompt in enumerate(prompts(4, 3))])
+        flush(other)
+        assert other.tiers is not None
+        assert bool(other.tiers.counts["restored_tokens"]) is found
+
+
+def test_a_small_pool_and_cancellations_lose_no_block(directory: Path) -> None:
+    store = memory()
+    chance = random.Random(4)
+    texts = prompts(30, 4)
+    it = engine(directory, store, n_blocks=40)
+    for number in range(300):
+        it.submit(ask(number, chance.choice(texts)), time.monotonic())
+        for _ in range(chance.randint(0, 6)):
+            it.settle(time.monotonic())
+            if it.can_step:
+                it.step()
+        if chance.random() < 0.3:
+            it.cancel(f"s{chance.randint(0, number)}")
+        it.scheduler.check_integrity()
+    run(it, [])
+    flush(it)
+    assert it.tiers is not None
+    assert it.tiers.counts["restored_tokens"] > 0
