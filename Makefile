@@ -19,7 +19,7 @@ run: $(RUN_STAMP) ## Gateway and two simulated workers, with a request to paste 
 	$(BIN)/prefixgate demo --port $(PORT)
 
 test: $(STAMP) redis ## Run all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(STAMP) ## Lint, formatting, types and the four floors
 	$(BIN)/ruff check .
