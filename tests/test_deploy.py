@@ -232,15 +232,16 @@ async def answered(url: str, body: object = None, *, within: float = 30.0) -> by
 async def test_the_services_commands_make_a_fleet_that_serves(tmp_path: Path) -> None:
     """As compose would, but on this machine: other hosts and ports, the same commands and the same file."""
     config_text = (DEPLOY / "compose-gateway.yaml").read_text(encoding="utf-8")
-    own = free_ports(2)
+    own, starting = free_ports(2), []
     async with contextlib.AsyncExitStack() as stack:
         for name in WORKERS:
             http, kv = free_port(), free_ports(2)
             flags = [*SERVICES[name]["command"], "--host", "127.0.0.1", "--port", str(http), "--kv-port", str(kv)]
             await stack.enter_async_context(running([sys.executable, "-m", "gateway", *flags]))
-            await answered(f"http://127.0.0.1:{http}/health")
+            starting.append(answered(f"http://127.0.0.1:{http}/health"))
             for there, here in ((8100, http), (5557, kv), (5558, kv + 1)):
                 config_text = config_text.replace(f"{name}:{there}", f"127.0.0.1:{here}")
+        await asyncio.gather(*starting)
         config_text = config_text.replace("port: 8000", f"port: {own}").replace("port: 9400", f"port: {own + 1}")
         file = tmp_path / "prefixgate.yaml"
         file.write_text(config_text.replace("host: 0.0.0.0", "host: 127.0.0.1"))
