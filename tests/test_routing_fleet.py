@@ -84,7 +84,8 @@ async def rig(
             for i, w in enumerate(simulated.workers)
         ]
         models = f"models: [{{name: {MODEL}, tokenizer: embedded}}]\n" if tokenizer else ""
-        rest = "response_headers: {worker: x-worker}\nlimits: {drain_timeout: 0.2}\n"
+        # However busy the machine is, a prompt is routed by all of its tokens.
+        rest = "response_headers: {worker: x-worker}\nlimits: {drain_timeout: 0.2}\ntokens: {wait: 10s}\n"
         async with (
             running(config_for(simulated.urls, models + rest + extra, workers_extra=lines)) as (program, port),
             aiohttp.ClientSession(base_url=f"http://127.0.0.1:{port}") as http,
