@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -31,6 +32,9 @@ _BOOKS: Final = 640
 """Bytes of Python objects of one block that is held and can be found by its hash, besides its token ids."""
 _COPIES: Final = 4
 """Of these ids: in the prefix cache, the prompt, the sequence, and an event not yet taken."""
+_KERNELS: Final = 256
+_KERNEL_BYTES: Final = 400_000
+"""Of compiled code of one shape and what comes with it."""
 _MMAP_THRESHOLD: Final = -3
 _TRIM_THRESHOLD: Final = -1
 _LARGEST: Final = 32 << 20
@@ -106,11 +110,13 @@ def profile(decoder: Decoder, limits: StepLimits, block_size: int) -> MemoryProf
     return MemoryProfile(used, int(step_bytes * (1 + _SPARE)), block)
 
 
-def keep_freed() -> None:
-    """Let freed memory be used again by this process (glibc only).
+def prepare() -> None:
+    """Settings of the process, to be made before anything is computed.
 
-    A step's large temporaries would else go back to the system and come anew, page by page, with each of its products.
+    What is freed is used again (glibc only): a step's large temporaries would else go back to the system and come anew,
+    page by page, with each product. And oneDNN, which compiles code for each shape, keeps that of fewer shapes.
     """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS))
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(_MMAP_THRESHOLD, _LARGEST)
         mallopt(_TRIM_THRESHOLD, 1 << 30)
