@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from backends.worker.kv_pool import KvPool
 
@@ -140,7 +140,7 @@ class _Tile:
     keys: slice
     """Of those gathered."""
     hidden: Tensor
-    """As `Kernel` takes it."""
+    """As `Kernel` takes it, of a power of two of queries: there are few shapes then (see `_rounded`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,8 @@ def _context(spans: Sequence[Span], window: int | None, pool: KvPool) -> _Contex
         high = low + _rounded(max(max(ends) - low // size, _least_keys(pool) // size)) * size
         # Without a window, all keys before the shortest sequence's first query are seen.
         unsure = low if window else min(span.start + first for span in spans)
-        queries = starts + torch.arange(first, last, device=device)[:, None]
+        rows = 1 << (last - first - 1).bit_length()
+        queries = starts + torch.arange(first, first + rows, device=device)[:, None]
         keys = origins + torch.arange(unsure, high, device=device)
         hidden = keys > queries
         if window is not None:
@@ -276,7 +277,9 @@ def _attend_group(q: Tensor, keys: Tensor, values: Tensor, tiles: list[_Tile], k
     outs = []
     for tile in tiles:
         rows = queries[:, :, :, tile.first : tile.last]
+        if more := tile.hidden.shape[2] - rows.shape[3]:
+            rows = pad(rows, (0, 0, 0, more))
         out = kernel(rows.reshape(n, -1, size), keys[:, tile.keys], values[:, tile.keys], tile.hidden)
-        outs.append(out.view(rows.shape).permute(0, 3, 1, 2, 4))
+        outs.append(out.view(rows.shape)[:, :, :, : tile.last - tile.first].permute(0, 3, 1, 2, 4))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
     return out.reshape(len(q), -1)

@@ -61,7 +61,7 @@ class MemoryProfile:
     used: int
     """By the process (CPU: resident) or on the device (CUDA) before the pool is made, weights included."""
     step: int
-    """What the largest step needs besides."""
+    """What the largest step needs besides, and on a CPU the code that later steps compile."""
     block: int
     """One KV block, and on a CPU what is kept in Python of it."""
 
@@ -105,9 +105,11 @@ def profile(decoder: Decoder, limits: StepLimits, block_size: int) -> MemoryProf
         peaks.append(peak[0])
     step_bytes = max(0, max(peaks) - used)
     block = block_bytes(decoder.config, block_size, decoder.dtype)
+    kept = 0
     if device.type == "cpu":
+        kept = _KERNELS * _KERNEL_BYTES
         block += _BOOKS + _COPIES * TOKEN_BYTES * block_size
-    return MemoryProfile(used, int(step_bytes * (1 + _SPARE)), block)
+    return MemoryProfile(used, int(step_bytes * (1 + _SPARE)) + kept, block)
 
 
 def prepare() -> None:
