@@ -57,9 +57,7 @@ def prompts(count: int, length: int, vocabulary: int, seed: int) -> list[list[in
     return [[chance.randrange(10, vocabulary) for _ in range(length)] for _ in range(count)]
 
 
-def run(
-    engine: Engine, asked: Sequence[Sequence[int]], output: int, params: SamplingParams | None = None
-) -> float:
+def run(engine: Engine, asked: Sequence[Sequence[int]], output: int, params: SamplingParams | None = None) -> float:
     """Seconds from the first of these requests to the end of the last; greedy where nothing else is said."""
     start = time.perf_counter()
     params = params or SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
