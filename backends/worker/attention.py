@@ -86,7 +86,7 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
 
 @contextmanager
 def _bfloat16_inputs() -> Iterator[None]:
-    """oneDNN may round the inputs of float32 products to bfloat16: those that are such already stay what they are.
+    """Lets oneDNN round the inputs of float32 products to bfloat16: what is such already stays as it is.
 
     So a product of bfloat16 with a result of float32, which torch has no function for on a CPU, takes bfloat16's time.
     """
@@ -207,7 +207,10 @@ def _context(spans: Sequence[Span], window: int | None, pool: KvPool) -> _Contex
 
 
 def _rounded(blocks: int) -> int:
-    """At least so many, at most an eighth more: for each new shape of a product oneDNN compiles code, a ms and 0.6 MiB."""
+    """At least so many, at most an eighth more.
+
+    For each new shape of a product oneDNN compiles code, which takes it a ms and 0.6 MiB.
+    """
     step = 1 << max(0, blocks.bit_length() - 4)
     return -(-blocks // step) * step
 
