@@ -22,7 +22,7 @@ class Engine:
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner, sampler: Sampler) -> None:
         self.scheduler = scheduler
-        self._runner = runner
+        self.runner = runner
         self._sampler = sampler
         self._eos = tuple(scheduler.config.eos_token_ids)
 
@@ -52,7 +52,7 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is None:
             return self.told(), ()
-        logits = self._runner.execute([_chunk(item) for item in plan.items])
+        logits = self.runner.execute([_chunk(item) for item in plan.items])
         sampling = [item for item in plan.items if item.samples]
         rows = [self._row(item) for item in sampling]
         try:
@@ -72,7 +72,7 @@ class Engine:
         for sequence_id in ids:
             self.scheduler.cancel(sequence_id)
         self.scheduler.recompute_all()
-        self._runner.pool.data.zero_()
+        self.runner.pool.data.zero_()
         log.error("%d of %d sequences dropped: %s", len(ids), len(plan.items), _BAD_NUMBERS)
         return self.told(), tuple(Refused(sequence_id, _BAD_NUMBERS) for sequence_id in ids)
 
