@@ -15,7 +15,7 @@ from backends.worker.numerics import DeviceChoice, DtypeChoice, NumericsError
 from backends.worker.runner import Chunk
 from tests import test_worker_engine as worker
 from tests.worker_core_fixtures import token_ids
-from tests.worker_model_fixtures import CPU, SLIDING, Variant, make, run_randomly, runner, saved, texts, tokens
+from tests.worker_model_fixtures import CPU, SLIDING, Variant, decoder, make, run_randomly, runner, saved, texts, tokens
 
 SHAPES = ((192, 64), (64, 128), (192, 64), (64, 96), (160, 64))
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "head_dim": 16}
@@ -56,18 +56,18 @@ def test_greedy_text_in_bfloat16_is_the_same_under_every_schedule(threads: int, 
     if not numerics.rows_are_independent(torch.bfloat16, CPU, SHAPES):
         pytest.skip("this CPU's bfloat16 products round a row differently with the number of rows")
     torch.set_num_threads(threads)
-    directory = saved(make(MODELS[0], positions=128), tmp_path)
+    model = decoder(saved(make(MODELS[0], positions=128), tmp_path), dtype=torch.bfloat16)
     made = [
         Submit(id=str(at), token_ids=token_ids(ids), params=SamplingParams(max_tokens=8, temperature=0.0))
         for at, ids in enumerate(worker.prompts(random.Random(1), 8))
     ]
     plain = {"enable_prefix_caching": False, "enable_chunked_prefill": False, "max_num_seqs": 1}
-    alone = worker.run(worker.engine(directory, dtype=torch.bfloat16, **plain), made)
+    alone = worker.run(worker.engine(model, dtype=torch.bfloat16, **plain), made)
     preempted = found = 0
     for seed in range(20 // threads**2):
         chance = random.Random(seed)
         budget, blocks = chance.choice((8, 24, 96)), chance.choice((24, 40, 64))
-        it = worker.engine(directory, dtype=torch.bfloat16, n_blocks=blocks, max_num_batched_tokens=budget)
+        it = worker.engine(model, dtype=torch.bfloat16, n_blocks=blocks, max_num_batched_tokens=budget)
         told = worker.run(it, chance.sample(made, len(made)), chance)
         assert {each: worker.ids_of(outs) for each, outs in told.items()} == {
             each: worker.ids_of(outs) for each, outs in alone.items()

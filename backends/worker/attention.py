@@ -90,7 +90,7 @@ def _bfloat16_inputs() -> Iterator[None]:
 
     So a product of bfloat16 with a result of float32, which torch has no function for on a CPU, takes bfloat16's time.
     """
-    matmul = torch.backends.mkldnn.matmul
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set by torch at run time
     before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
     try:
         yield

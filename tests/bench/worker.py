@@ -174,7 +174,7 @@ def main() -> None:
         config.architectures = ["Qwen3ForCausalLM"]
         config.save_pretrained(directory)
         torch.manual_seed(0)
-        model = Qwen3ForCausalLM(config).bfloat16().eval()
+        model = Qwen3ForCausalLM(config).bfloat16().eval()  # type: ignore[no-untyped-call]  # has no types
         engine, ready = load_engine(options(directory, kv_blocks=1024, enable_prefix_caching=False))
         print(
             f"{arguments.shape}, {ready.dtype}, {torch.get_num_threads()} threads, medians of {arguments.rounds} rounds"
