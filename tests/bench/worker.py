@@ -149,7 +149,10 @@ def peak(directory: str, memory: int, vocabulary: int, answer: Any) -> None:
 
 def measured(name: str, ours: Sequence[float], theirs: Sequence[float], unit: str = "s") -> None:
     ratio = statistics.median(other / own for own, other in zip(ours, theirs, strict=True))
-    print(f"{name:<58}{statistics.median(ours):>9.2f} {unit}{statistics.median(theirs):>9.2f} {unit}{ratio:>8.2f} ×", flush=True)
+    print(
+        f"{name:<58}{statistics.median(ours):>9.2f} {unit}{statistics.median(theirs):>9.2f} {unit}{ratio:>8.2f} ×",
+        flush=True,
+    )
 
 
 @torch.no_grad()
