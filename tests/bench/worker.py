@@ -149,7 +149,10 @@ def peak(directory: str, memory: int, vocabulary: int, answer: Any) -> None:
 
 def measured(name: str, ours: Sequence[float], theirs: Sequence[float], unit: str = "s") -> None:
     ratio = statistics.median(other / own for own, other in zip(ours, theirs, strict=True))
-    print(f"{name:<58}{statistics.median(ours):>9.2f} {unit}{statistics.median(theirs):>9.2f} {unit}{ratio:>8.2f} ×")
+    print(
+        f"{name:<58}{statistics.median(ours):>9.2f} {unit}{statistics.median(theirs):>9.2f} {unit}{ratio:>8.2f} ×",
+        flush=True,
+    )
 
 
 @torch.no_grad()
@@ -195,7 +198,7 @@ def main() -> None:
         measured(f"{REQUESTS} requests of {PROMPT} + {OUTPUT} tokens, theirs batched", own, other)
         for sequences in (1, 4, 8):
             rates = [decode_rate(engine, vocabulary, sequences, seed) for seed in range(arguments.rounds)]
-            print(f"decode, {sequences} sequences: {statistics.median(rates):.1f} tokens/s")
+            print(f"decode, {sequences} sequences: {statistics.median(rates):.1f} tokens/s", flush=True)
         engine.scheduler.check_integrity()
         bound = MEMORY[arguments.shape]
         mine, child = multiprocessing.get_context("spawn").Pipe()
