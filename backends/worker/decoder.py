@@ -32,8 +32,12 @@ _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 class Decoder:
     """One model, ready to compute. All tokens of a step are rows; only attention knows which sequence they are of."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernel: Kernel | None = None) -> None:
-        """`kernel` None: the faster one for the weights' device."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernel: Kernel | None = None, *, compiled: bool = False
+    ) -> None:
+        """`kernel` None: the faster one for the weights' device. `compiled`: what is computed row by row goes through
+        `torch.compile`, at the first step, which takes some ten seconds; attention stays as it is.
+        """
         self.config = config
         self.weights = weights
         self.dtype = weights.embed.dtype
@@ -42,6 +46,9 @@ class Decoder:
         self._kernel = kernel or (products if self.device.type == "cpu" else sdpa)
         self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._act = _ACTIVATIONS[config.hidden_act]
+        self._before, self._after = self._qkv, self._after_attention
+        if compiled:
+            self._before, self._after = (torch.compile(part, dynamic=True) for part in (self._before, self._after))
 
     def forward(self, token_ids: Tensor, plan: AttentionPlan, pool: KvPool) -> Tensor:
         """Hidden states [tokens, hidden] of `token_ids` [tokens], before the last norm."""
@@ -50,7 +57,7 @@ class Decoder:
         x = functional.embedding(functional.pad(token_ids, (0, more)), self.weights.embed)
         angles = self._rope(functional.pad(plan.positions, (0, more)), self.dtype)
         for index, layer in enumerate(self.weights.layers):
-            qkv = self._in_pieces(partial(self._qkv, layer), x, *angles)
+            qkv = self._in_pieces(partial(self._before, layer), x, *angles)
             q, k, v = torch.split(qkv[:count], self._heads, dim=1)
             out = attend(
                 q,
@@ -63,7 +70,7 @@ class Decoder:
                 kernel=self._kernel,
             )
             out = functional.pad(out, (0, 0, 0, more)) if more else out
-            x = self._in_pieces(partial(self._after_attention, layer), x, out)
+            x = self._in_pieces(partial(self._after, layer), x, out)
         return x[:count]
 
     def logits(self, hidden: Tensor) -> Tensor:
