@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import TypedDict
+from typing import Any
 
 FIRST = 15_000
 SHARE = 4_000
@@ -39,14 +39,7 @@ def free_port() -> int:
     return free_ports(1)
 
 
-class FleetPorts(TypedDict):
-    """Fields of `FleetConfig`."""
-
-    port: int
-    kv_port: int
-
-
-def fleet_ports(n: int = 6) -> FleetPorts:
+def fleet_ports(n: int = 6) -> dict[str, Any]:
     """`port` and `kv_port` of a simulated fleet of up to `n` workers, whose workers die and come back."""
     start = free_ports(3 * n)
     return {"port": start, "kv_port": start + n}

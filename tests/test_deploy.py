@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tomllib
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -232,7 +232,8 @@ async def answered(url: str, body: object = None, *, within: float = 30.0) -> by
 async def test_the_services_commands_make_a_fleet_that_serves(tmp_path: Path) -> None:
     """As compose would, but on this machine: other hosts and ports, the same commands and the same file."""
     config_text = (DEPLOY / "compose-gateway.yaml").read_text(encoding="utf-8")
-    own, starting = free_ports(2), []
+    own = free_ports(2)
+    starting: list[Coroutine[Any, Any, bytes]] = []
     async with contextlib.AsyncExitStack() as stack:
         for name in WORKERS:
             http, kv = free_port(), free_ports(2)
