@@ -22,7 +22,7 @@ run: $(if $(filter simulated,$(ENGINE)),$(RUN_STAMP),$(WORKER_STAMP)) ## Gateway
 	$(BIN)/prefixgate demo --port $(PORT) --engine $(ENGINE)
 
 test: $(STAMP) redis ## Run all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(STAMP) ## Lint, formatting, types and the four floors
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ import re
 from itertools import pairwise
 from os.path import commonprefix
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 from policies.types import TokenIds
 
@@ -122,7 +123,7 @@ class PieceCutter:
         """False when special tokens cannot be added after tokenizing: then a text is one piece."""
         self.prefix, self.suffix = frame or (TokenIds(b""), TokenIds(b""))
         """What a post-processor puts before and behind the ids of a text when special tokens are added."""
-        words = [] if frame is None else word_cuts(tokenizer)
+        words = () if frame is None else word_cuts(tokenizer)
         tokens = [] if frame is None else cut_tokens(tokenizer.added_tokens)
         if not _proves_tokens(tokenizer, tokens):
             tokens = []
@@ -134,7 +135,7 @@ class PieceCutter:
         self._token_start = commonprefix(tokens)  # noqa: RUF071  # of characters, that is what is wanted
         self._longest_token = max(map(len, tokens), default=0)
         self._reach = REACH_PIECES * piece_chars
-        self.word_cuts = tuple(words)
+        self.word_cuts = words
         """The kinds of places between words that are used."""
         self.token_cuts = len(tokens)
         """How many added tokens are places to cut at."""
@@ -243,12 +244,19 @@ def _encode(tokenizer: Tokenizer, text: str) -> TokenIds:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def word_cuts(tokenizer: Tokenizer) -> list[WordCut]:
-    """The kinds of places between words where this tokenizer splits whatever stands around; at most one of a row."""
-    if tokenizer.reference.pre_tokenizer is None:
-        return []
-    found = (next((cut for cut in row if _proves_cut(tokenizer, cut)), None) for row in WORD_CUTS)
-    return [cut for cut in found if cut is not None]
+_proved: WeakKeyDictionary[Tokenizer, tuple[WordCut, ...]] = WeakKeyDictionary()
+
+
+def word_cuts(tokenizer: Tokenizer) -> tuple[WordCut, ...]:
+    """The kinds of places between words where this tokenizer splits whatever stands around; at most one of a row.
+
+    Takes some tenths of a second, once for a tokenizer.
+    """
+    if (known := _proved.get(tokenizer)) is None:
+        found = (next((cut for cut in row if _proves_cut(tokenizer, cut)), None) for row in WORD_CUTS)
+        splits = tokenizer.reference.pre_tokenizer is not None
+        known = _proved[tokenizer] = tuple(cut for cut in found if cut is not None) if splits else ()
+    return known
 
 
 def _patterns(cuts: Sequence[WordCut]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -157,12 +158,17 @@ def tokenizer_of(config: Config, model: Model) -> Tokenizer | None:
     """A model's tokenizer, loaded: that takes a while. Raises TokenizerError where it cannot be read."""
     if model.tokenizer is None:
         return None
+    backends = ("fastokens", "tokenizers") if config.tokens.fast else ("tokenizers",)
+    if not isinstance(model.tokenizer, Path) and model.chat_template is None:
+        return _embedded(backends)
     directory = model.tokenizer if isinstance(model.tokenizer, Path) else EMBEDDED_TOKENIZER
-    return Tokenizer.load(
-        directory,
-        backends=("fastokens", "tokenizers") if config.tokens.fast else ("tokenizers",),
-        chat_template=model.chat_template,
-    )
+    return Tokenizer.load(directory, backends=backends, chat_template=model.chat_template)
+
+
+@functools.cache
+def _embedded(backends: tuple[str, ...]) -> Tokenizer:
+    """A part of the program, loaded once however many gateways a process has, or the same one again and again."""
+    return Tokenizer.load(EMBEDDED_TOKENIZER, backends=backends)
 
 
 def reading_limits(config: Config) -> ReadingLimits:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import pytest
 import uvloop
+
+# Models of tests are too small to be computed by several threads, and those would take turns with another test's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _TIMER = pytest.StashKey[Any]()
 

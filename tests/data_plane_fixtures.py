@@ -19,6 +19,7 @@ from gateway.config import Config
 from gateway.http_server import HttpServer
 from gateway.pipeline import RequestPipeline
 from tests.gateway_fixtures import config_for
+from tests.ports import free_port
 from tests.tls_fixtures import authority
 
 CHAT = b"/v1/chat/completions"
@@ -193,7 +194,7 @@ class RawWorker:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if rcvbuf is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
-        listener.bind(("127.0.0.1", self.port))
+        listener.bind(("127.0.0.1", self.port or free_port()))
         server = await asyncio.start_server(accepted, sock=listener, limit=1 << 26, ssl=self.tls)
         self.port = listener.getsockname()[1]
         try:
@@ -226,13 +227,6 @@ class RawWorker:
                     return
         finally:
             self.open -= counted
-
-
-def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def refusing_url() -> str:

@@ -12,6 +12,7 @@ import aiohttp
 from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet, SimulatedWorker
 from tests.gateway_fixtures import model_text
+from tests.ports import fleet_ports
 
 FAST = EngineConfig(blocks=1024, block_size=16, max_model_len=8192, speed=200.0)
 STORY = "Once upon a time there was a gateway that knew where every prefix lived. " * 12
@@ -22,7 +23,7 @@ CHAT_TOOL = {"type": "function", "function": {"name": "weather", "description": 
 @contextlib.asynccontextmanager
 async def one_worker(**fields: Any) -> AsyncIterator[SimulatedWorker]:
     """A fast worker that obeys faults; `fields` are FleetConfig's."""
-    config = replace(FleetConfig(engine=FAST, faults=True), **fields)
+    config = replace(FleetConfig(engine=FAST, faults=True, **fleet_ports(1)), **fields)
     async with SimulatedFleet(1, config, text=model_text()) as fleet:
         yield fleet.workers[0]
 

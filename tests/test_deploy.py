@@ -10,12 +10,11 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +26,7 @@ import yaml
 from gateway.cli import application
 from gateway.config import Config, parse_config
 from tests.admin_fixtures import control_plane
+from tests.ports import free_port, free_ports
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -181,9 +181,7 @@ def test_check_finds_the_configuration_of_compose_good() -> None:
 
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
 async def test_redis_starts_as_compose_starts_it() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     async with running([*SERVICES["redis"]["command"], "--port", str(port)]):
         async with asyncio.timeout(10):
             while True:
@@ -215,20 +213,6 @@ async def running(command: Sequence[str], **environment: str) -> AsyncIterator[a
             await process.wait()
 
 
-def free_ports(n: int) -> list[int]:
-    """The first of `n` runs of two free ports: events and their replay are neighbours."""
-    found: list[int] = []
-    for start in range(21_000 + os.getpid() % 5_000, 32_000, 2):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in (start, start + 1):
-                probe = stack.enter_context(socket.socket())
-                probe.bind(("127.0.0.1", port))
-            found.append(start)
-        if len(found) == n:
-            break
-    return found
-
-
 def asked(url: str, body: object = None) -> bytes:
     data = json.dumps(body).encode() if body is not None else None
     with urllib.request.urlopen(urllib.request.Request(url, data), timeout=10) as answer:
@@ -248,15 +232,17 @@ async def answered(url: str, body: object = None, *, within: float = 30.0) -> by
 async def test_the_services_commands_make_a_fleet_that_serves(tmp_path: Path) -> None:
     """As compose would, but on this machine: other hosts and ports, the same commands and the same file."""
     config_text = (DEPLOY / "compose-gateway.yaml").read_text(encoding="utf-8")
-    *kv_ports, own = free_ports(len(WORKERS) * 2 + 1)
+    own = free_ports(2)
+    starting: list[Coroutine[Any, Any, bytes]] = []
     async with contextlib.AsyncExitStack() as stack:
         for name in WORKERS:
-            http, kv = kv_ports.pop(), kv_ports.pop()
+            http, kv = free_port(), free_ports(2)
             flags = [*SERVICES[name]["command"], "--host", "127.0.0.1", "--port", str(http), "--kv-port", str(kv)]
             await stack.enter_async_context(running([sys.executable, "-m", "gateway", *flags]))
-            await answered(f"http://127.0.0.1:{http}/health")
+            starting.append(answered(f"http://127.0.0.1:{http}/health"))
             for there, here in ((8100, http), (5557, kv), (5558, kv + 1)):
                 config_text = config_text.replace(f"{name}:{there}", f"127.0.0.1:{here}")
+        await asyncio.gather(*starting)
         config_text = config_text.replace("port: 8000", f"port: {own}").replace("port: 9400", f"port: {own + 1}")
         file = tmp_path / "prefixgate.yaml"
         file.write_text(config_text.replace("host: 0.0.0.0", "host: 127.0.0.1"))

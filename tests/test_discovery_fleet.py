@@ -14,8 +14,8 @@ from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet, SimulatedWorker
 from gateway.app import running
 from gateway.config import Config, parse_config
-from tests.data_plane_fixtures import free_port
 from tests.gateway_fixtures import eventually, model_text
+from tests.ports import free_port
 from tests.reload_fixtures import CHAT
 from tests.test_discovery import NAME, NameServer
 

@@ -24,7 +24,6 @@ from tests.data_plane_fixtures import (
     ask,
     chunked,
     client_of,
-    free_port,
     hold,
     inside,
     plane,
@@ -33,6 +32,7 @@ from tests.data_plane_fixtures import (
     says,
 )
 from tests.gateway_fixtures import eventually
+from tests.ports import free_port
 
 STREAM = b'{"model": "m", "messages": [], "stream": true}'
 EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'

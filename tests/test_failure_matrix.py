@@ -26,6 +26,7 @@ from gateway.request_record import Outcome, RequestRecord
 from policies.types import WorkerId
 from tests.data_plane_fixtures import Client, Inside, Response, client_of, fields_of
 from tests.gateway_fixtures import config_for, eventually, model_text
+from tests.ports import fleet_ports
 from tests.simulated_fixtures import DIALECTS, FAST, Dialect
 
 PATIENT: Final = "20s"
@@ -133,7 +134,8 @@ class Stage:
 @contextlib.asynccontextmanager
 async def stage(n: int, row: Row) -> AsyncIterator[Stage]:
     """`n` workers, of which the first makes the fault at the next request."""
-    async with SimulatedFleet(n, FleetConfig(engine=FAST, faults=True, kv_events=False), text=model_text()) as fleet:
+    settings = FleetConfig(engine=FAST, faults=True, kv_events=False, **fleet_ports(n))
+    async with SimulatedFleet(n, settings, text=model_text()) as fleet:
         upstream = (
             f"upstream: {{connect_timeout: 0.5s, first_byte_timeout: {row.first_byte_timeout},"
             f" idle_timeout: {row.idle_timeout}, cooldown: 60s, cooldown_max: 60s}}\n"

@@ -40,6 +40,7 @@ from tests.data_plane_fixtures import (
     say_ok,
 )
 from tests.gateway_fixtures import MODEL, config_for, eventually, model_text
+from tests.ports import fleet_ports
 from tests.simulated_fixtures import FAST
 
 TURNS = "routing: {policy: round_robin}\n"
@@ -75,7 +76,7 @@ async def simulated_fleet(
     n: int, extra: str, *, engine: EngineConfig = FAST, tokenizer: bool = False
 ) -> AsyncIterator[tuple[Program, Inside, SimulatedFleet]]:
     """A gateway in front of simulated engines."""
-    settings = FleetConfig(model=MODEL, engine=engine, faults=True, kv_events=False)
+    settings = FleetConfig(model=MODEL, engine=engine, faults=True, kv_events=False, **fleet_ports(n))
     async with SimulatedFleet(n, settings, text=model_text()) as fleet:
         models = f"models: [{{name: {MODEL}, tokenizer: embedded}}]\n" if tokenizer else ""
         extra = models + "limits: {drain_timeout: 0}\n" + extra

@@ -27,6 +27,7 @@ from cache.kv_events import (
 )
 from cache.prefix_index import PrefixIndex
 from policies.types import TokenIds, WorkerId
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -55,12 +56,14 @@ class Engine:
         self._pub = context.socket(zmq.XPUB)
         self._pub.linger = 0
         self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
-        self.port = self._pub.bind_to_random_port("tcp://127.0.0.1")
+        self.port = free_port()
+        self._pub.bind(f"tcp://127.0.0.1:{self.port}")
         self._router = context.socket(zmq.ROUTER) if replay else None
         self.replay_port = 0
         if self._router is not None:
             self._router.linger = 0
-            self.replay_port = self._router.bind_to_random_port("tcp://127.0.0.1")
+            self.replay_port = free_port()
+            self._router.bind(f"tcp://127.0.0.1:{self.replay_port}")
         self.requests: list[int] = []
         self.history: list[tuple[int, bytes]] = []
         self.next = 0

@@ -23,8 +23,8 @@ from gateway.program import Program
 from gateway.telemetry.access_log import AccessLog
 from policies.routing import Needs
 from policies.types import BlockHash, WorkerId
-from tests.data_plane_fixtures import free_port
 from tests.gateway_fixtures import eventually
+from tests.ports import free_port
 from tests.reload_fixtures import CHAT, TOKEN, Running, entry, from_file, lines
 from tests.test_telemetry import collecting
 from tests.tls_fixtures import Authority

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backends.simulated.engine import EngineConfig
@@ -139,6 +139,7 @@ def test_answers_that_tell_no_cached_tokens() -> None:
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
+@example([999_999.9999999999])
 def test_scales_hold_every_value_in_order(values: list[float]) -> None:
     for scale in (linear(values, 0, 100), logarithmic(values, 0, 100), exact(max(values), 0, 100)):
         pixels = [scale(value) for value in sorted(values)]

@@ -29,6 +29,7 @@ from policies.routing import POLICIES
 from policies.types import Tier, WorkerId
 from tests.data_plane_fixtures import RawWorker, says
 from tests.gateway_fixtures import MODEL, config_for, eventually, model_text
+from tests.ports import fleet_ports
 
 STORY = "Once upon a time there was a gateway that knew where every prefix lived. "
 ENGINE = EngineConfig(blocks=2048, block_size=16, max_model_len=8192, speed=200.0)
@@ -74,7 +75,8 @@ async def rig(
     workers_extra: tuple[str, ...] = (),
     **fleet: Any,
 ) -> AsyncIterator[Rig]:
-    config = FleetConfig(**{"model": MODEL, "engine": ENGINE, "record": 50, "kv_events": events, **fleet})
+    given = {"model": MODEL, "engine": ENGINE, "record": 50, "kv_events": events, **fleet_ports(n), **fleet}
+    config = FleetConfig(**given)
     async with SimulatedFleet(n, config, text=model_text()) as simulated:
         lines = [
             (f", kv_events: {{endpoint: '{w.kv_endpoint}', replay_endpoint: '{w.replay_endpoint}'}}" if events else "")
@@ -82,7 +84,8 @@ async def rig(
             for i, w in enumerate(simulated.workers)
         ]
         models = f"models: [{{name: {MODEL}, tokenizer: embedded}}]\n" if tokenizer else ""
-        rest = "response_headers: {worker: x-worker}\nlimits: {drain_timeout: 0.2}\n"
+        # However busy the machine is, a prompt is routed by all of its tokens.
+        rest = "response_headers: {worker: x-worker}\nlimits: {drain_timeout: 0.2}\ntokens: {wait: 10s}\n"
         async with (
             running(config_for(simulated.urls, models + rest + extra, workers_extra=lines)) as (program, port),
             aiohttp.ClientSession(base_url=f"http://127.0.0.1:{port}") as http,

@@ -32,6 +32,7 @@ from tests.gateway_fixtures import (
     model_text,
     read_request,
 )
+from tests.ports import fleet_ports
 from tests.simulated_fixtures import DIALECTS
 
 FAST = EngineConfig(speed=200.0)
@@ -84,8 +85,9 @@ async def in_front(fleet: SimulatedFleet, extra: str, weights: Sequence[float] =
 @contextlib.asynccontextmanager
 async def routed(n: int, extra: str = "", *, weights: Sequence[float] = (), record: int = 0) -> AsyncIterator[Running]:
     """A gateway and `n` workers."""
+    settings = FleetConfig(model=MODEL, engine=FAST, record=record, **fleet_ports(n))
     async with (
-        SimulatedFleet(n, FleetConfig(model=MODEL, engine=FAST, record=record), text=model_text()) as fleet,
+        SimulatedFleet(n, settings, text=model_text()) as fleet,
         in_front(fleet, extra, weights) as all_of_it,
     ):
         yield all_of_it

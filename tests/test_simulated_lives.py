@@ -18,6 +18,7 @@ from backends.simulated.model_text import pack
 from backends.simulated.timing import LinearPrefill
 from cache.kv_events import BlockStored, EventBatch, decode_batch
 from tests.gateway_fixtures import eventually, model_text
+from tests.ports import fleet_ports
 from tests.simulated_fixtures import FAST, STORY, one_worker
 
 
@@ -156,7 +157,7 @@ async def test_a_subscriber_hears_of_the_new_life() -> None:
 
 
 async def test_workers_join_and_leave() -> None:
-    async with SimulatedFleet(1, FleetConfig(engine=FAST), text=model_text()) as fleet:
+    async with SimulatedFleet(1, FleetConfig(engine=FAST, **fleet_ports()), text=model_text()) as fleet:
         first = fleet.workers[0]
         second = await fleet.add()
         assert [worker.name for worker in fleet.workers] == ["sim-0", "sim-1"]
@@ -213,7 +214,7 @@ async def added_and_removed(fleet: SimulatedFleet) -> None:
 
 @pytest.mark.parametrize("change", [killed_and_restarted, added_and_removed])
 async def test_nothing_is_left_behind(change: Callable[[SimulatedFleet], Awaitable[None]]) -> None:
-    async with SimulatedFleet(1, FleetConfig(engine=FAST, faults=True), text=model_text()) as fleet:
+    async with SimulatedFleet(1, FleetConfig(engine=FAST, faults=True, **fleet_ports(8)), text=model_text()) as fleet:
         await change(fleet)  # what is made once for good is made now
         await eventually(lambda: fleet.workers[0].connections == 0)
         tasks, files = len(asyncio.all_tasks()), open_files()

@@ -17,8 +17,9 @@ import pytest
 from backends.tls import TlsError
 from gateway.config.schema import ListenTls
 from gateway.tls import ServerTls
-from tests.data_plane_fixtures import BODY, Inside, RawWorker, Turn, ask, client_of, free_port, inside, plane, post
+from tests.data_plane_fixtures import BODY, Inside, RawWorker, Turn, ask, client_of, inside, plane, post
 from tests.gateway_fixtures import eventually, exchange
+from tests.ports import free_port
 from tests.tls_fixtures import Authority, Pair, authority, listen_tls, server_pair
 
 

@@ -194,7 +194,7 @@ async def test_a_worker_rests_after_refusing_and_comes_back() -> None:
         bad = RawWorker()
         async with bad.running():
             pass  # takes a port, and leaves it
-        upstream = "connect_timeout: 0.3s, cooldown: 0.3s, cooldown_max: 0.3s"
+        upstream = "connect_timeout: 0.3s, cooldown: 2s, cooldown_max: 2s"
         async with inside(plane([bad.url, good.url], upstream=upstream, extra=TURNS)) as gateway:
             assert (await ask(gateway)).body == b"ok"
             resting = gateway.fleet.workers[0]

@@ -107,7 +107,8 @@ def sizes_of(data: st.DataObject) -> Iterator[int]:
     return chain.from_iterable(iter(lambda: sizes, None))
 
 
-def some_ids(data: st.DataObject, reference: tokenizers.Tokenizer) -> list[int]:
+@pytest.fixture(scope="module")
+def some_ids(reference: tokenizers.Tokenizer) -> st.SearchStrategy[list[int]]:
     """Texts of any script, any tokens at all, bytes in any order; an id that does not exist."""
     size = reference.get_vocab_size()
     alphabet = [reference.token_to_id(char) for char in byte_level_alphabet()]
@@ -116,17 +117,20 @@ def some_ids(data: st.DataObject, reference: tokenizers.Tokenizer) -> list[int]:
     added = list(reference.get_added_tokens_decoder())
     run = st.text(max_size=12).map(lambda text: reference.encode(text, add_special_tokens=False).ids)
     tokens = st.integers(0, size + 1) | st.sampled_from(added or [0]) | st.sampled_from(single or [0])
-    parts = data.draw(st.lists(run | st.lists(tokens, max_size=20), max_size=5))
-    return list(chain.from_iterable(parts))
+    parts = st.lists(run | st.lists(tokens, max_size=20), max_size=5)
+    return parts.map(lambda found: list(chain.from_iterable(found)))
 
 
 @fixture_is_read_only
-@given(data=st.data())
-@pytest.mark.parametrize("skip", [True, False])
+@given(skip=st.booleans(), data=st.data())
 def test_every_cut_gives_what_decoding_at_once_gives(
-    reference: tokenizers.Tokenizer, texts: TokenTexts, skip: bool, data: st.DataObject
+    reference: tokenizers.Tokenizer,
+    texts: TokenTexts,
+    some_ids: st.SearchStrategy[list[int]],
+    skip: bool,
+    data: st.DataObject,
 ) -> None:
-    ids = some_ids(data, reference)
+    ids = data.draw(some_ids)
     expected = reference.decode(ids, skip_special_tokens=skip)
     for pieces in ([[i] for i in ids], [ids], cut(ids, sizes_of(data))):
         assert shown(Detokenizer(texts, skip_special_tokens=skip), pieces) == expected

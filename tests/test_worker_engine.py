@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,18 @@ import pytest
 import torch
 
 from backends.worker.block_manager import BlockManager
+from backends.worker.decoder import Decoder
 from backends.worker.engine import Engine
+from backends.worker.kv_pool import KvPool
 from backends.worker.messages import FinishReason, Refused, SamplingParams, Submit, TokensOut
+from backends.worker.runner import ModelRunner
 from backends.worker.sampler import Sampler
 from backends.worker.scheduler import Scheduler, SchedulerConfig
 from tests import worker_model_fixtures as models
 from tests.worker_core_fixtures import token_ids
 
-MOST_OUTPUT = 28
+MOST_PROMPT = 24
+MOST_OUTPUT = 24
 EOS = 2
 DTYPE = torch.float64
 """Sums in another order differ by 1e-15 here, and no two logits of these models are so near: texts are equal, or
@@ -38,21 +42,22 @@ def _one_thread() -> Iterator[None]:
 class Case:
     """A model, prompts that share beginnings, and what each gets when it is alone in an engine without any cache."""
 
-    directory: Path
+    decoder: Decoder
     model: Any
     submits: list[Submit]
     alone: dict[str, list[int]] = field(default_factory=dict)
 
 
 def engine(
-    directory: Path, *, n_blocks: int = 64, block_size: int = 4, dtype: torch.dtype = DTYPE, **changes: Any
+    decoder: Decoder, *, n_blocks: int = 64, block_size: int = 4, dtype: torch.dtype = DTYPE, **changes: Any
 ) -> Engine:
-    runner = models.runner(directory, dtype=dtype, n_blocks=n_blocks, block_size=block_size)
+    """A new one, with a pool and a cache of its own."""
+    pool = KvPool(decoder.config, n_blocks=n_blocks, block_size=block_size, dtype=dtype, device=models.CPU)
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": 96, "max_waiting": 2000, **changes}
     scheduler = Scheduler(
         SchedulerConfig(eos_token_ids=frozenset({EOS}), **settings), BlockManager(n_blocks, block_size, "tiny")
     )
-    return Engine(scheduler, runner, Sampler(models.VOCAB))
+    return Engine(scheduler, ModelRunner(decoder, pool), Sampler(models.VOCAB))
 
 
 def run(it: Engine, submits: Sequence[Submit], chance: random.Random | None = None) -> dict[str, list[TokensOut]]:
@@ -86,14 +91,13 @@ def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
 
 
 def prompts(chance: random.Random, count: int) -> list[list[int]]:
-    """Of 1 to 60 tokens; half of them go on where an earlier one was cut."""
+    """Of 1 to `MOST_PROMPT` tokens; half of them go on where an earlier one was cut."""
     made: list[list[int]] = []
     for _ in range(count):
         before = chance.choice(made) if made and chance.random() < 0.6 else []
         kept = before[: chance.randint(0, len(before))]
-        made.append(
-            [*kept, *(chance.randrange(3, models.VOCAB) for _ in range(chance.randint(1, 60 - len(kept) // 2)))][:60]
-        )
+        more = chance.randint(1, MOST_PROMPT - len(kept) // 2)
+        made.append([*kept, *(chance.randrange(3, models.VOCAB) for _ in range(more))][:MOST_PROMPT])
     return made
 
 
@@ -106,12 +110,17 @@ VARIANTS = [
 ]
 
 
+def small(variant: models.Variant, *, layers: int, seed: int = 0) -> Any:
+    """What a schedule can change, it changes in few layers too."""
+    return models.make(replace(variant, settings={**variant.settings, "num_hidden_layers": layers}), seed=seed)
+
+
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     torch.set_num_threads(1)
     chance = random.Random(7)
-    model = models.make(request.param, seed=3).to(DTYPE)
-    directory = models.saved(model, tmp_path_factory.mktemp("model"))
+    model = small(request.param, layers=2, seed=3).to(DTYPE)
+    decoder = models.decoder(models.saved(model, tmp_path_factory.mktemp("model")), dtype=DTYPE)
     submits = []
     for at, prompt in enumerate(prompts(chance, 24)):
         sampled = at % 3 == 2
@@ -131,9 +140,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 priority=chance.choice((0, 0, 1)),
             )
         )
-    it = Case(directory, model, submits)
+    it = Case(decoder, model, submits)
     for submit in submits:
-        alone = engine(directory, enable_prefix_caching=False, enable_chunked_prefill=False, max_num_seqs=1)
+        alone = engine(decoder, enable_prefix_caching=False, enable_chunked_prefill=False, max_num_seqs=1)
         it.alone[submit.id] = ids_of(run(alone, [submit])[submit.id])
     return it
 
@@ -155,13 +164,13 @@ def test_no_schedule_changes_a_text(case: Case) -> None:
         chance = random.Random(seed)
         budget = chance.choice((8, 9, 16, 40, 128))
         it = engine(
-            case.directory,
-            n_blocks=chance.choice((22, 22, 24, 30, 200)),
-            max_num_seqs=chance.choice((1, 3, 6, 8)),
+            case.decoder,
+            n_blocks=chance.choice((13, 13, 14, 18, 200)),
+            max_num_seqs=chance.choice((2, 4, 6, 8)),
             max_num_batched_tokens=budget,
-            max_model_len=90,
+            max_model_len=MOST_PROMPT + MOST_OUTPUT + 2,
         )
-        submits = chance.sample(case.submits, chance.randint(4, 12))
+        submits = chance.sample(case.submits, chance.randint(4, 10))
         told = run(it, submits, chance)
         for submit in submits:
             assert ids_of(told[submit.id]) == case.alone[submit.id], (seed, submit.id)
@@ -174,7 +183,7 @@ def test_no_schedule_changes_a_text(case: Case) -> None:
 
 
 def test_choices_of_one_prompt_share_its_prefill(case: Case) -> None:
-    it = engine(case.directory)
+    it = engine(case.decoder)
     params = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True)
     submits = [
         Submit(
@@ -186,7 +195,7 @@ def test_choices_of_one_prompt_share_its_prefill(case: Case) -> None:
     assert [told[submit.id][0].cached_tokens for submit in submits] == [0, 40, 40, 40]
     assert len({tuple(ids_of(each)) for each in told.values()}) > 1, "they are drawn with seeds of their own"
     for submit in submits:
-        other = engine(case.directory, enable_prefix_caching=False)
+        other = engine(case.decoder, enable_prefix_caching=False)
         assert ids_of(run(other, [submit])[submit.id]) == ids_of(told[submit.id])
 
 
@@ -195,9 +204,9 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def test_a_thousand_requests_some_of_them_cancelled_lose_no_block(tmp_path: Path) -> None:
-    directory = models.saved(models.make(models.Variant("llama")), tmp_path)
+    decoder = models.decoder(models.saved(small(models.Variant("llama"), layers=1), tmp_path))
     chance = random.Random(1)
-    it = engine(directory, n_blocks=60, dtype=torch.float32, max_num_batched_tokens=64, max_model_len=76)
+    it = engine(decoder, n_blocks=60, dtype=torch.float32, max_num_batched_tokens=64, max_model_len=76)
     texts = prompts(chance, 200)
     open_: set[str] = set()
     ended = cancelled = 0
@@ -230,14 +239,14 @@ def test_a_thousand_requests_some_of_them_cancelled_lose_no_block(tmp_path: Path
 
 
 def test_logits_that_are_no_numbers_end_one_sequence_and_no_other(tmp_path: Path) -> None:
-    model = models.make(models.Variant("llama"))
+    model = small(models.Variant("llama"), layers=2)
     with torch.no_grad():
         model.get_input_embeddings().weight[100].fill_(float("nan"))
-    directory = models.saved(model, tmp_path)
-    it = engine(directory, dtype=torch.float32)
+    decoder = models.decoder(models.saved(model, tmp_path))
+    it = engine(decoder, dtype=torch.float32)
     greedily = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     good = Submit(id="good", token_ids=token_ids(range(3, 30)), params=greedily)
-    alone = ids_of(run(engine(directory, dtype=torch.float32), [good])["good"])
+    alone = ids_of(run(engine(decoder, dtype=torch.float32), [good])["good"])
     bad = Submit(id="bad", token_ids=token_ids([*range(3, 30), 100]), params=greedily)
     assert it.submit(good) is None
     assert it.submit(bad) is None
@@ -256,7 +265,7 @@ def test_logits_that_are_no_numbers_end_one_sequence_and_no_other(tmp_path: Path
 
 
 def test_what_can_never_fit_is_refused_with_the_reason(case: Case) -> None:
-    it = engine(case.directory, n_blocks=5)
+    it = engine(case.decoder, n_blocks=5)
     params = SamplingParams(max_tokens=10)
     long = it.submit(Submit(id="long", token_ids=token_ids(range(3, 103)), params=params))
     big = it.submit(Submit(id="big", token_ids=token_ids(range(3, 18)), params=params))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,26 +39,32 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def named(variant: Variant) -> str:
-    return variant.name
+@dataclass(frozen=True)
+class Made:
+    """A model that `transformers` has made, and where it is saved."""
+
+    model: Any
+    directory: Path
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=named)
-def test_logits_of_whole_prompts_are_those_of_transformers(variant: Variant, tmp_path: Path) -> None:
-    model = make(variant)
-    ours = runner(saved(model, tmp_path))
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
+def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    model = make(request.param)
+    return Made(model, saved(model, tmp_path_factory.mktemp("model")))
+
+
+def test_logits_of_whole_prompts_are_those_of_transformers(each: Made) -> None:
+    model, ours = each.model, runner(each.directory)
     for length in (1, 2, 16, 17, LENGTH):
         [text] = texts([length], random.Random(length))
         got = ours.execute([text.chunk(length)])
         torch.testing.assert_close(got[0], truth(model, text.token_ids)[-1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=named)
-def test_chunks_and_mixed_batches_change_nothing(variant: Variant, tmp_path: Path) -> None:
-    model = make(variant)
-    directory = saved(model, tmp_path)
+def test_chunks_and_mixed_batches_change_nothing(each: Made) -> None:
+    model = each.model
     for seed, kernel in enumerate((products, products, sdpa)):
-        ours = runner(directory, kernel=kernel)
+        ours = runner(each.directory, kernel=kernel)
         chosen = random.Random(seed)
         made = texts([LENGTH, 40, 23, 1, 64], chosen, seed=seed)
         run_randomly(ours, made, chosen)
@@ -67,13 +75,11 @@ def test_chunks_and_mixed_batches_change_nothing(variant: Variant, tmp_path: Pat
                 torch.testing.assert_close(logits, wanted[position], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=named)
-def test_bfloat16_is_as_close_to_float32_as_that_of_transformers(variant: Variant, tmp_path: Path) -> None:
-    model = make(variant)
-    ours = runner(saved(model, tmp_path), dtype=torch.bfloat16)
+def test_bfloat16_is_as_close_to_float32_as_that_of_transformers(each: Made) -> None:
+    model, ours = each.model, runner(each.directory, dtype=torch.bfloat16)
     [text] = texts([LENGTH], random.Random(0))
     exact = truth(model, text.token_ids)
-    theirs = truth(model.to(torch.bfloat16), text.token_ids).float()
+    theirs = truth(copy.deepcopy(model).to(torch.bfloat16), text.token_ids).float()
     for position in range(LENGTH):
         text.logits[position] = ours.execute([text.chunk(1)])[0]
         text.done += 1

@@ -172,7 +172,7 @@ def test_the_bound_less_weights_and_the_largest_step_is_the_pools() -> None:
     decoder = Decoder(config(), Weights.dummy(config(), dtype=torch.float32, device=CPU))
     small = memory.profile(decoder, StepLimits(64, 4, 128), 16)
     large = memory.profile(decoder, StepLimits(4096, 64, 8192), 16)
-    assert small.block == large.block == block_bytes(config(), 16, torch.float32)
+    assert small.block == large.block > block_bytes(config(), 16, torch.float32) + 16 * 4  # Python knows its tokens
     assert large.step > 4096 * 96 * 4 * 2  # at least gate and up of every token
     assert large.step > small.step
     assert large.used > decoder.weights.bytes

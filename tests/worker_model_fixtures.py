@@ -124,6 +124,13 @@ def saved(model: Any, directory: Path, **options: Any) -> Path:
     return directory
 
 
+def decoder(
+    directory: Path, *, dtype: torch.dtype = torch.float32, kernel: Kernel | None = None, device: torch.device = CPU
+) -> Decoder:
+    config = ModelConfig.read(directory)
+    return Decoder(config, Weights.load(directory, config, dtype=dtype, device=device), kernel)
+
+
 def runner(
     directory: Path,
     *,
@@ -133,10 +140,9 @@ def runner(
     kernel: Kernel | None = None,
     device: torch.device = CPU,
 ) -> ModelRunner:
-    config = ModelConfig.read(directory)
-    decoder = Decoder(config, Weights.load(directory, config, dtype=dtype, device=device), kernel)
-    pool = KvPool(config, n_blocks=n_blocks, block_size=block_size, dtype=dtype, device=device)
-    return ModelRunner(decoder, pool)
+    loaded = decoder(directory, dtype=dtype, kernel=kernel, device=device)
+    pool = KvPool(loaded.config, n_blocks=n_blocks, block_size=block_size, dtype=dtype, device=device)
+    return ModelRunner(loaded, pool)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

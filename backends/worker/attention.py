@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from backends.worker.kv_pool import KvPool
 
@@ -33,6 +34,8 @@ _SMALL: Final = 4096
 """Multiplications of a product that torch hands to another routine, which rounds differently (on the CPU, at most)."""
 _ROWS: Final = 16
 """Rows of a head from which on heads are worth a product of their own."""
+_WIDENED: Final = 1 << 20
+"""Keys, times head_dim, that are worth to be widened for one product: more would leave the CPU's cache."""
 _SHORT: Final = 256
 """Contexts up to so many tokens count as similarly long."""
 
@@ -50,29 +53,49 @@ class Kernel(Protocol):
 
 
 def products(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
-    """Two products and a softmax in float32.
+    """Two products and a softmax. Scores are float32: rounded to 8 bits, large ones would be off by percents.
 
-    In types of 16 bits the scores are kept in two parts, rounded and rest, for a product that is rounded to 8 bits
-    would be off by percents where scores are large.
+    `k` may be of that type already.
     """
-    if len(hidden) > 1 or q.shape[1] < _ROWS:
-        return _products(q, k, v, hidden)
-    # One head after another: its scores stay in the CPU's cache, and a product needs no copy of a part of the keys.
-    return torch.stack([_products(q[head], k[head], v[head], hidden) for head in range(len(q))])
+    sequences, large = len(hidden), k.numel() > _WIDENED
+    if sequences == 1 and (large or q.shape[1] >= _ROWS):
+        # One head after another: its scores stay in the CPU's cache, and a product needs no copy of a part of the keys.
+        return torch.stack([_products(q[head], k[head], v[head], hidden) for head in range(len(q))])
+    if large:
+        parts = (x.chunk(sequences) for x in (q, k, v, hidden))
+        return torch.cat([products(*each) for each in zip(*parts, strict=True)])
+    return _products(q, k, v, hidden)
 
 
 def _products(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
     """Of one head [rows, head_dim] or of several [n, rows, head_dim]."""
-    keys = k.transpose(-1, -2)
-    scale = 1.0 / math.sqrt(q.shape[-1])
-    scores = torch.matmul(q, keys)
-    if scores.dtype.itemsize == 2:
-        rest = (torch.addmm if q.dim() == 2 else torch.baddbmm)(scores, q, keys, beta=-1)
-        scores = (scores * torch.full((1,), scale, dtype=torch.float32, device=q.device)).add_(rest, alpha=scale)
-    else:
-        scores.mul_(scale)
+    scores = _scores(q, k)
     _last_keys(scores, hidden).masked_fill_(hidden[:, :, None], -math.inf)
     return torch.matmul(torch.softmax(scores, dim=-1).to(v.dtype), v)
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    """Scaled scores [..., rows, keys], float32 or wider, as exact as that type is."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    product = torch.addmm if q.dim() == 2 else torch.baddbmm
+    nothing = torch.zeros(1, dtype=wide, device=q.device)
+    inputs = q.to(wide), k.to(wide).transpose(-1, -2)
+    with _bfloat16_inputs() if q.dtype is torch.bfloat16 else nullcontext():
+        return product(nothing, *inputs, beta=0, alpha=1.0 / math.sqrt(q.shape[-1]))
+
+
+@contextmanager
+def _bfloat16_inputs() -> Iterator[None]:
+    """Lets oneDNN round the inputs of float32 products to bfloat16: what is such already stays as it is.
+
+    So a product of bfloat16 with a result of float32, which torch has no function for on a CPU, takes bfloat16's time.
+    """
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set by torch at run time
+    before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
@@ -117,7 +140,7 @@ class _Tile:
     keys: slice
     """Of those gathered."""
     hidden: Tensor
-    """As `Kernel` takes it."""
+    """As `Kernel` takes it, of a power of two of queries: there are few shapes then (see `_rounded`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +193,26 @@ def _context(spans: Sequence[Span], window: int | None, pool: KvPool) -> _Contex
         # Sequences of one group have one query each and begin where their gathered keys begin, or are one sequence.
         low = (_first_block(spans[0].start + first, window, size) - firsts[0]) * size
         ends = [-(-(span.start + last) // size) - block for span, block in zip(spans, firsts, strict=True)]
-        high = max(max(ends) * size, low + _least_keys(pool))
+        high = low + _rounded(max(max(ends) - low // size, _least_keys(pool) // size)) * size
         # Without a window, all keys before the shortest sequence's first query are seen.
         unsure = low if window else min(span.start + first for span in spans)
-        queries = starts + torch.arange(first, last, device=device)[:, None]
+        rows = 1 << (last - first - 1).bit_length()
+        queries = starts + torch.arange(first, first + rows, device=device)[:, None]
         keys = origins + torch.arange(unsure, high, device=device)
         hidden = keys > queries
         if window is not None:
             hidden |= keys <= queries - window
         tiles.append(_Tile(first, last, slice(low, high), hidden))
     return _Context(_rows(spans, firsts, max(tile.keys.stop for tile in tiles), pool), tiles)
+
+
+def _rounded(blocks: int) -> int:
+    """At least so many, at most an eighth more.
+
+    For each new shape of a product oneDNN compiles code, which takes it a ms and 0.6 MiB.
+    """
+    step = 1 << max(0, blocks.bit_length() - 4)
+    return -(-blocks // step) * step
 
 
 def _least_keys(pool: KvPool) -> int:
@@ -247,7 +280,9 @@ def _attend_group(q: Tensor, keys: Tensor, values: Tensor, tiles: list[_Tile], k
     outs = []
     for tile in tiles:
         rows = queries[:, :, :, tile.first : tile.last]
+        if more := tile.hidden.shape[2] - rows.shape[3]:
+            rows = pad(rows, (0, 0, 0, more))
         out = kernel(rows.reshape(n, -1, size), keys[:, tile.keys], values[:, tile.keys], tile.hidden)
-        outs.append(out.view(rows.shape).permute(0, 3, 1, 2, 4))
+        outs.append(out.view(rows.shape)[:, :, :, : tile.last - tile.first].permute(0, 3, 1, 2, 4))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
     return out.reshape(len(q), -1)

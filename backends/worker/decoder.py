@@ -18,6 +18,8 @@ from backends.worker.weights import LayerWeights, Weights
 
 _PIECE: Final = 256
 """Rows that go through a layer's products at a time on a CPU."""
+_FEW: Final = 16
+"""Products of so many rows wait for the weights rather than for arithmetic."""
 _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "silu": functional.silu,
     "swish": functional.silu,
@@ -30,8 +32,12 @@ _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 class Decoder:
     """One model, ready to compute. All tokens of a step are rows; only attention knows which sequence they are of."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernel: Kernel | None = None) -> None:
-        """`kernel` None: the faster one for the weights' device."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernel: Kernel | None = None, *, compiled: bool = False
+    ) -> None:
+        """`kernel` None: the faster one for the weights' device. `compiled`: what is computed row by row goes through
+        `torch.compile`, at the first step, which takes some ten seconds; attention stays as it is.
+        """
         self.config = config
         self.weights = weights
         self.dtype = weights.embed.dtype
@@ -40,14 +46,19 @@ class Decoder:
         self._kernel = kernel or (products if self.device.type == "cpu" else sdpa)
         self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._act = _ACTIVATIONS[config.hidden_act]
+        self._before, self._after = self._qkv, self._after_attention
+        if compiled:
+            self._before, self._after = (torch.compile(part, dynamic=True) for part in (self._before, self._after))
 
     def forward(self, token_ids: Tensor, plan: AttentionPlan, pool: KvPool) -> Tensor:
         """Hidden states [tokens, hidden] of `token_ids` [tokens], before the last norm."""
-        x = functional.embedding(token_ids, self.weights.embed)
-        angles = self._rope(plan.positions, self.dtype)
+        count = len(token_ids)
+        more = self._rows(count) - count
+        x = functional.embedding(functional.pad(token_ids, (0, more)), self.weights.embed)
+        angles = self._rope(functional.pad(plan.positions, (0, more)), self.dtype)
         for index, layer in enumerate(self.weights.layers):
-            qkv = self._in_pieces(partial(self._qkv, layer), x, *angles)
-            q, k, v = torch.split(qkv, self._heads, dim=1)
+            qkv = self._in_pieces(partial(self._before, layer), x, *angles)
+            q, k, v = torch.split(qkv[:count], self._heads, dim=1)
             out = attend(
                 q,
                 k,
@@ -58,13 +69,25 @@ class Decoder:
                 window=self.config.windows[index],
                 kernel=self._kernel,
             )
-            x = self._in_pieces(partial(self._after_attention, layer), x, out)
-        return x
+            out = functional.pad(out, (0, 0, 0, more)) if more else out
+            x = self._in_pieces(partial(self._after, layer), x, out)
+        return x[:count]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab], float32 or wider, of hidden states [rows, hidden]."""
-        logits = functional.linear(self._norm(hidden, self.weights.norm), self.weights.lm_head)
+        count = len(hidden)
+        hidden = functional.pad(hidden, (0, 0, 0, self._rows(count) - count))
+        logits = functional.linear(self._norm(hidden, self.weights.norm), self.weights.lm_head)[:count]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def _rows(self, count: int) -> int:
+        """Rows to compute for so many: a power of two, or a multiple of 16.
+
+        For each new number of rows oneDNN compiles its products anew, which takes it a ms and 0.6 MiB for each matrix.
+        """
+        if self.device.type != "cpu" or not count:
+            return count
+        return 1 << (count - 1).bit_length() if count <= _FEW else -(-count // _FEW) * _FEW
 
     def _in_pieces(self, compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """`compute` of all rows; on a CPU so many at a time that what lies between stays in the cache."""

@@ -12,7 +12,7 @@ from backends.worker.block_manager import BlockManager
 from backends.worker.decoder import Decoder
 from backends.worker.engine import Engine
 from backends.worker.kv_pool import KvPool
-from backends.worker.memory import StepLimits, profile, total_bytes
+from backends.worker.memory import StepLimits, prepare, profile, total_bytes
 from backends.worker.messages import Ready
 from backends.worker.model_config import ModelConfig
 from backends.worker.model_source import model_directory
@@ -42,6 +42,7 @@ def load_engine(options: EngineOptions) -> tuple[Engine, Ready]:
     Raises ValueError (of several kinds, each with a sentence for the user) and OSError.
     """
     set_threads(options.threads)
+    prepare()
     device = choose_device(_named(DeviceChoice, "device", options.device))
     directory = model_directory(options.model, weights=options.load_format != "dummy")
     config = ModelConfig.read(directory)

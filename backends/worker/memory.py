@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,12 +16,29 @@ import torch
 
 from backends.worker.decoder import Decoder
 from backends.worker.kv_pool import KvPool, block_bytes
+from backends.worker.messages import SamplingParams
 from backends.worker.runner import Chunk, ModelRunner
+from backends.worker.sampler import Sampler, SamplerRow
+from cache.block_hash import TOKEN_BYTES
 
 _STATUS: Final = Path("/proc/self/status")
+_CLEAR: Final = Path("/proc/self/clear_refs")
+_FORGET_PEAK: Final = "5"
+"""What resets VmHWM when it is written there (proc(5), where the kernel has it)."""
 _POLL_S: Final = 0.002
 _SPARE: Final = 0.05
 """Share of a step's peak that is kept free besides: allocators round up."""
+_BOOKS: Final = 640
+"""Bytes of Python objects of one block that is held and can be found by its hash, besides its token ids."""
+_COPIES: Final = 4
+"""Of these ids: in the prefix cache, the prompt, the sequence, and an event not yet taken."""
+_KERNELS: Final = 256
+_KERNEL_BYTES: Final = 400_000
+"""Of compiled code of one shape and what comes with it."""
+_MMAP_THRESHOLD: Final = -3
+_TRIM_THRESHOLD: Final = -1
+_LARGEST: Final = 32 << 20
+"""The most that glibc takes for its mmap threshold."""
 
 
 class MemoryBoundError(ValueError):
@@ -43,9 +61,9 @@ class MemoryProfile:
     used: int
     """By the process (CPU: resident) or on the device (CUDA) before the pool is made, weights included."""
     step: int
-    """What the largest step needs besides."""
+    """What the largest step needs besides, and on a CPU the code that later steps compile."""
     block: int
-    """One KV block."""
+    """One KV block, and on a CPU what is kept in Python of it."""
 
     def blocks(self, bound: int, *, least: int = 1) -> int:
         """KV blocks that fit under `bound` bytes. Raises `MemoryBoundError` where it is fewer than `least`."""
@@ -62,12 +80,14 @@ class MemoryProfile:
 def profile(decoder: Decoder, limits: StepLimits, block_size: int) -> MemoryProfile:
     """Runs the largest steps on a pool of one block and measures what they need.
 
-    Two steps: one prompt's last chunk, with the longest context and every token of the budget; and as many sequences
-    as may run at once, all of whose rows sample.
+    Two steps: as many sequences as may run at once, all of whose rows sample with all that sampling can want; and one
+    prompt's last chunk, with the longest context and every token of the budget.
     """
     device = decoder.device
     pool = KvPool(decoder.config, n_blocks=1, block_size=block_size, dtype=decoder.dtype, device=device)
     runner = ModelRunner(decoder, pool)
+    sampler = Sampler(decoder.config.vocab_size, device)  # keeps its work space from step to step
+    params = SamplingParams(max_tokens=1, presence_penalty=1.0, logprobs=1)
     # Every block of these sequences is block 0: what is in it plays no part in how much memory is needed.
     table = [0] * (-(-limits.max_model_len // block_size))
     count = min(limits.max_num_batched_tokens, limits.max_model_len)
@@ -76,17 +96,32 @@ def profile(decoder: Decoder, limits: StepLimits, block_size: int) -> MemoryProf
     each = max(1, limits.max_num_batched_tokens // sequences)
     start = max(0, min(limits.max_model_len - each, 1024))
     most = [Chunk([0] * min(each, limits.max_model_len), start, table, samples=True)] * sequences
-    runner.execute(longest[:1])  # what is allocated once and kept (code, kernels' buffers) counts as used
+    runner.execute(longest)  # what is allocated once and kept (code, kernels' buffers) counts as used
     used = used_bytes(device)
     peaks = []
-    for step in (longest, most):
+    for step in (most, longest, most):
         with _peak_bytes(device) as peak:
-            logits = runner.execute(step)
-            torch.log_softmax(logits, dim=-1)  # sampling needs that much again
-            del logits
+            sampler.sample(runner.execute(step), [SamplerRow(params, 1, output_ids=(0,))] * len(step))
         peaks.append(peak[0])
     step_bytes = max(0, max(peaks) - used)
-    return MemoryProfile(used, int(step_bytes * (1 + _SPARE)), block_bytes(decoder.config, block_size, decoder.dtype))
+    block = block_bytes(decoder.config, block_size, decoder.dtype)
+    kept = 0
+    if device.type == "cpu":
+        kept = _KERNELS * _KERNEL_BYTES
+        block += _BOOKS + _COPIES * TOKEN_BYTES * block_size
+    return MemoryProfile(used, int(step_bytes * (1 + _SPARE)) + kept, block)
+
+
+def prepare() -> None:
+    """Settings of the process, to be made before anything is computed.
+
+    What is freed is used again (glibc only): a step's large temporaries would else go back to the system and come anew,
+    page by page, with each product. And oneDNN, which compiles code for each shape, keeps that of fewer shapes.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS))
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGEST)
+        mallopt(_TRIM_THRESHOLD, 1 << 30)
 
 
 def used_bytes(device: torch.device) -> int:
@@ -118,16 +153,29 @@ def _peak_bytes(device: torch.device) -> Iterator[list[int]]:
         torch.cuda.synchronize(device)
         peak[0] = before - reserved + torch.cuda.max_memory_reserved(device)
         return
+    try:
+        _CLEAR.write_text(_FORGET_PEAK, encoding="ascii")
+    except OSError:
+        with _polled(peak):
+            yield peak
+    else:
+        yield peak
+        peak[0] = _status("VmHWM")
+
+
+@contextmanager
+def _polled(peak: list[int]) -> Iterator[None]:
+    """The same where the kernel's high-water mark cannot be reset."""
     done = threading.Event()
 
-    def watch() -> None:  # the kernel's own high-water mark cannot be reset by every process
+    def watch() -> None:
         while not done.wait(_POLL_S):
             peak[0] = max(peak[0], _status("VmRSS"))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield peak
+        yield
     finally:
         done.set()
         watcher.join()

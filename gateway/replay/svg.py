@@ -71,7 +71,8 @@ def logarithmic(values: Sequence[float], start: float, stop: float) -> Scale:
 
 def _edge(value: float, *, up: bool) -> float:
     decade = 10.0 ** math.floor(math.log10(value))
-    edges = [step * decade for step in (1, 2, 5, 10)]
+    # The logarithm of a number next to a power of ten is rounded, to either side.
+    edges = [step * decade for step in (0.5, 1, 2, 5, 10, 20)]
     return next(edge for edge in edges if edge > value) if up else max(edge for edge in edges if edge <= value)
 
 

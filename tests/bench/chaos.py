@@ -39,6 +39,7 @@ from gateway.exchange import Exchange
 from gateway.program import Program
 from policies.types import WorkerId
 from tests.bench.chaos_clients import MODEL, Clients, Told
+from tests.ports import fleet_ports
 
 N_WORKERS: Final = 8
 _LEAST_WELL: Final = 4
@@ -277,7 +278,7 @@ async def chaos(
 async def _round(
     text: ModelText, report: Report, *, events: int, clients: int, pause: float, seed: int, prompts: int
 ) -> None:
-    config = FleetConfig(model=MODEL, engine=EngineConfig(blocks=4096))
+    config = FleetConfig(model=MODEL, engine=EngineConfig(blocks=4096), **fleet_ports(60))
     async with SimulatedFleet(N_WORKERS, config, text=text) as fleet:
         lines = [
             f"  - {{name: {worker.name}, url: '{worker.url}', kv_events: "

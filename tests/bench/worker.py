@@ -17,6 +17,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from logging import CRITICAL, getLogger
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from backends.worker.engine import Engine
 from backends.worker.loading import load_engine
 from backends.worker.messages import SamplingParams, Submit
 from backends.worker.options import EngineOptions
+from backends.worker.sequence import Sequence as Sequence_
 from policies.types import TokenIds
 
 SHAPES: Final[dict[str, dict[str, Any]]] = {
@@ -55,10 +57,10 @@ def prompts(count: int, length: int, vocabulary: int, seed: int) -> list[list[in
     return [[chance.randrange(10, vocabulary) for _ in range(length)] for _ in range(count)]
 
 
-def run(engine: Engine, asked: Sequence[Sequence[int]], output: int) -> float:
-    """Seconds from the first of these requests to the end of the last."""
+def run(engine: Engine, asked: Sequence[Sequence[int]], output: int, params: SamplingParams | None = None) -> float:
+    """Seconds from the first of these requests to the end of the last; greedy where nothing else is said."""
     start = time.perf_counter()
-    params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+    params = params or SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
     for number, ids in enumerate(asked):
         refused = engine.submit(Submit(id=str(number), token_ids=TokenIds(array("I", ids).tobytes()), params=params))
         assert refused is None, refused
@@ -119,18 +121,38 @@ def options(directory: Path, **fields: Any) -> EngineOptions:
     )  # fmt: skip
 
 
+def fill(engine: Engine, vocabulary: int) -> None:
+    """Every block of the pool is touched, and can be found by its hash."""
+    blocks = engine.scheduler.blocks
+    engine.runner.pool.data.fill_(0)
+    each, params = min(60, blocks.n_blocks), SamplingParams(max_tokens=1)
+    for seed in range(blocks.n_blocks // each):
+        ids = prompts(1, each * blocks.block_size, vocabulary, seed)[0]
+        sequence = Sequence_(Submit(id="", token_ids=TokenIds(array("I", ids).tobytes()), params=params))
+        assert blocks.allocate(sequence, sequence.n_tokens)
+        blocks.register(sequence, sequence.n_tokens)
+        blocks.commit()
+        blocks.take_events()
+        blocks.free(sequence)
+
+
 def peak(directory: str, memory: int, vocabulary: int, answer: Any) -> None:
-    """In a process of its own: as many of the longest requests as fit at once; peak of resident memory, in bytes."""
+    """In a process of its own, with a full pool: as many long requests as fit at once; peak of memory, in bytes."""
     engine, ready = load_engine(options(Path(directory), memory=memory, max_num_batched_tokens=1024, max_num_seqs=32))
+    fill(engine, vocabulary)
     rows = min(32, ready.blocks * ready.block_size // 1024)
-    run(engine, prompts(rows, 1000, vocabulary, 5), 4)
+    sampled = SamplingParams(max_tokens=4, top_p=0.9, logprobs=5, presence_penalty=0.5, ignore_eos=True)
+    run(engine, prompts(rows, 1000, vocabulary, 5), 4, sampled)
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     answer.send((int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024, ready.blocks, rows))
 
 
 def measured(name: str, ours: Sequence[float], theirs: Sequence[float], unit: str = "s") -> None:
     ratio = statistics.median(other / own for own, other in zip(ours, theirs, strict=True))
-    print(f"{name:<58}{statistics.median(ours):>9.2f} {unit}{statistics.median(theirs):>9.2f} {unit}{ratio:>8.2f} ×")
+    print(
+        f"{name:<58}{statistics.median(ours):>9.2f} {unit}{statistics.median(theirs):>9.2f} {unit}{ratio:>8.2f} ×",
+        flush=True,
+    )
 
 
 @torch.no_grad()
@@ -145,6 +167,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    getLogger("ContinuousBatchingLogger").setLevel(CRITICAL)  # it misses psutil, again and again
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # has no types
     shape = SHAPES[arguments.shape]
     vocabulary = shape["vocab_size"]
@@ -154,7 +177,7 @@ def main() -> None:
         config.architectures = ["Qwen3ForCausalLM"]
         config.save_pretrained(directory)
         torch.manual_seed(0)
-        model = Qwen3ForCausalLM(config).bfloat16().eval()
+        model = Qwen3ForCausalLM(config).bfloat16().eval()  # type: ignore[no-untyped-call]  # has no types
         engine, ready = load_engine(options(directory, kv_blocks=1024, enable_prefix_caching=False))
         print(
             f"{arguments.shape}, {ready.dtype}, {torch.get_num_threads()} threads, medians of {arguments.rounds} rounds"
@@ -175,7 +198,7 @@ def main() -> None:
         measured(f"{REQUESTS} requests of {PROMPT} + {OUTPUT} tokens, theirs batched", own, other)
         for sequences in (1, 4, 8):
             rates = [decode_rate(engine, vocabulary, sequences, seed) for seed in range(arguments.rounds)]
-            print(f"decode, {sequences} sequences: {statistics.median(rates):.1f} tokens/s")
+            print(f"decode, {sequences} sequences: {statistics.median(rates):.1f} tokens/s", flush=True)
         engine.scheduler.check_integrity()
         bound = MEMORY[arguments.shape]
         mine, child = multiprocessing.get_context("spawn").Pipe()
