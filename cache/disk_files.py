@@ -59,9 +59,9 @@ class Directory:
         return os.open(name, flags | _FLAGS, 0o600, dir_fd=self._fd)
 
     @contextlib.contextmanager
-    def reading(self, name: str) -> Iterator[int]:
+    def opened(self, name: str, flags: int = os.O_RDONLY) -> Iterator[int]:
         """A descriptor for a while."""
-        fd = self.open(name)
+        fd = self.open(name, flags)
         try:
             yield fd
         finally:
@@ -69,24 +69,29 @@ class Directory:
 
     def read(self, name: str, *, limit: int) -> bytes:
         """The whole file; nothing where it is longer than `limit`."""
-        with self.reading(name) as fd:
+        with self.opened(name) as fd:
             size = os.fstat(fd).st_size
             data = bytearray(size if size <= limit else 0)
             return bytes(data) if read_exactly(fd, [memoryview(data)], 0) else b""
 
     def write(self, name: str, data: bytes) -> None:
         """Replace the file; after a crash it may be any part of it."""
-        fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
+        with self.opened(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
             write_all(fd, [data], 0)
             os.fdatasync(fd)
-        finally:
-            os.close(fd)
 
     def unlink(self, name: str) -> None:
         """Remove it, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._fd)
+
+    def size(self, number: int) -> int:
+        """Bytes of a segment and its index; 0 where that cannot be told."""
+        total = 0
+        for name in segment_name(number), index_name(number):
+            with contextlib.suppress(OSError):
+                total += os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_size
+        return total
 
     def sync(self) -> None:
         """Make names last."""
@@ -187,13 +192,11 @@ def can_punch(directory: Directory) -> bool:
     """Whether the file system gives parts of files back, by trying it on the lock file."""
     if directory.block_size() > ALIGN:
         return False
-    fd = directory.open(LOCK, os.O_RDWR)
     try:
-        punch(fd, 0, ALIGN)
+        with directory.opened(LOCK, os.O_RDWR) as fd:
+            punch(fd, 0, ALIGN)
     except OSError as error:
         if error.errno in {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM}:
             return False
         raise
-    finally:
-        os.close(fd)
     return True
