@@ -74,11 +74,12 @@ class Directory:
             data = bytearray(size if size <= limit else 0)
             return bytes(data) if read_exactly(fd, [memoryview(data)], 0) else b""
 
-    def write(self, name: str, data: bytes) -> None:
-        """Replace the file; after a crash it may be any part of it."""
+    def write(self, name: str, data: bytes, *, sync: bool = True) -> None:
+        """Replace the file; after a crash it may be any part of it. `sync`: not after one that comes later."""
         with self.opened(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
             write_all(fd, [data], 0)
-            os.fdatasync(fd)
+            if sync:
+                os.fdatasync(fd)
 
     def unlink(self, name: str) -> None:
         """Remove it, if it is there."""

@@ -55,7 +55,7 @@ def _adopt(directory: Directory, log: Log, found: Found, loaded: Loaded) -> None
     if found.records and not found.indexed:
         # Without one it is slower to open the next time, and nothing else.
         with suppress(OSError):
-            directory.write(index_name(found.number), fmt.encode_index(found.number, found.records))
+            directory.write(index_name(found.number), fmt.encode_index(found.number, found.records), sync=False)
     segment = log.adopt(found.number, found.records, found.end, held)
     for record in found.records:
         older = log.index.get(record.key)

@@ -136,9 +136,10 @@ class TailFirstLru:
             entry.pinned = pinned
 
     def _above_quota(self) -> _Entry | None:
-        if self._quota is None:
+        quota = self._quota
+        if quota is None:
             return None
-        above = (tenant for tenant, size in self._tenants.items() if self._quota is not None and size > self._quota)
+        above = [tenant for tenant, size in self._tenants.items() if size > quota]
         return next((entry for tenant in above if (entry := self._first(tenant))), None)
 
     def _first(self, tenant: str | None) -> _Entry | None:

@@ -346,6 +346,7 @@ class DiskStore:
 
     def _place(self, draft: Record, garbage: list[Garbage]) -> tuple[Segment, Record, int] | None:
         """Where it goes, and how much of the garbage pays for it; None: there is no room."""
+        paid = min(sum(one.bytes for one in garbage), self._log.cost(draft.extent))
         try:
             if self._shortage(draft, garbage) > 0:
                 self._policy.remove(draft.key)
@@ -355,7 +356,6 @@ class DiskStore:
         except OSError:
             self._policy.remove(draft.key)
             raise
-        paid = min(sum(one.bytes for one in garbage), draft.extent + RECORD_OVERHEAD)
         segment, offset = self._log.place(draft.extent, paid)
         return segment, replace(draft, segment=segment.number, offset=offset), paid
 
