@@ -1,7 +1,7 @@
 """The disk store's books: which segments there are, what lives in them, what they cost. Pure: no file is touched.
 
-A segment is written from its beginning on, becomes *full*, is *sealed* once nobody writes to it, and is deleted as a whole
-once nothing in it lives. The space of a single record can be given back before, where the file system does that
+A segment is written from its beginning on, becomes *full*, is *sealed* once nobody writes to it, and is deleted as a
+whole once nothing in it lives. The space of a single record can be given back before, where the file system does that
 (`by_record`); elsewhere it stays until its segment goes.
 
 Space is charged until it has been given back, except that a new record may take over at once what its own writer is
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import pairwise
 from typing import Final
 
 from cache.disk_segment import ALIGN, HEADER_SIZE, KEY_SIZE, Record
@@ -176,7 +177,7 @@ class Log:
         assert {record.key for s in self.segments.values() for record in s.live.values()} == set(self.index)
         for segment in self.segments.values():
             extents = sorted((record.offset, record.offset + record.extent) for record in segment.live.values())
-            assert all(end <= begin for (_, end), (begin, _) in zip(extents, extents[1:], strict=False))
+            assert all(end <= begin for (_, end), (begin, _) in pairwise(extents))
             assert sum(end - begin for begin, end in extents) <= segment.held <= segment.end
             assert not extents or extents[-1][1] <= segment.end
             assert segment.live or segment.pending or not segment.full

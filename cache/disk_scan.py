@@ -1,8 +1,8 @@
 """What is in a segment that is found when the store is opened.
 
-With a whole index beside it no record is looked at. Else headers are read one after the other, frames are skipped. Where no
-header is, the next one is looked for from block to block, so that damage costs only what it hits. The file is cut off
-after its last record.
+With a whole index beside it no record is looked at. Else headers are read one after the other, frames are skipped.
+Where no header is, the next one is looked for from block to block, so that damage costs only what it hits. The file
+is cut off after its last record.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Bytes of the disk store's files: records, the index beside a sealed segment, the order of use. Pure: no file is touched.
+"""Bytes of the disk store's files: records, the index beside a sealed segment, the order of use. Pure: no file is
+touched.
 
-A segment is a file of records, each at a multiple of `ALIGN` bytes: a header of `HEADER_SIZE` bytes, then the frame. The
-header names its own segment and offset and carries its own checksum: what happens to lie in a frame, or in a block that
-the file system has used before, is not mistaken for one. Integers are little-endian; checksums are xxh3-128. They are
-against accidents; frames of a store that is not trusted are sealed by their codec.
+A segment is a file of records, each at a multiple of `ALIGN` bytes: a header of `HEADER_SIZE` bytes, then the frame.
+The header names its own segment and offset and carries its own checksum: what happens to lie in a frame, or in a
+block that the file system has used before, is not mistaken for one. Integers are little-endian; checksums are
+xxh3-128. They are against accidents; frames of a store that is not trusted are sealed by their codec.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """KV on disk: frames in an append-only log of segments, in a directory of its own that one process has open.
 
-*What survives.* A crash of the process loses nothing that `write` has returned for. A crash of the machine may lose what
-was written since its segment was last synced: that happens when a segment is full, on `flush` and on `close`. Neither ever
-yields a wrong frame: every frame is checked against its checksum when it is read, and one that does not match is dropped.
-A record removed just before a crash of the machine may be back afterwards.
+*What survives.* A crash of the process loses nothing that `write` has returned for. A crash of the machine may lose
+what was written since its segment was last synced: that happens when a segment is full, on `flush` and on `close`.
+Neither ever yields a wrong frame: every frame is checked against its checksum when it is read, and one that does not
+match is dropped. A record removed just before a crash of the machine may be back afterwards.
 
 *Space.* All that is in the directory counts against `capacity`, files of others too, which are never touched. Evicted
-frames give their space back at once by a hole in their segment (ext4, XFS, Btrfs, tmpfs); where the file system knows no
-holes, or blocks larger than 4 KiB, a whole segment goes: the one with the frame that the policy likes least.
+frames give their space back at once by a hole in their segment (ext4, XFS, Btrfs, tmpfs); where the file system knows
+no holes, or blocks larger than 4 KiB, a whole segment goes: the one with the frame that the policy likes least.
 
-*Time.* Reads and writes run on the caller's thread, straight from and into its pieces. Nothing can cancel a local disk
-call, so there is no deadline here: whoever calls must be able to do without the answer, as the tiered store does. The one
-who fills a segment waits until it is synced.
+*Time.* Reads and writes run on the caller's thread, straight from and into its pieces. Nothing can cancel a local
+disk call, so there is no deadline here: whoever calls must be able to do without the answer, as the tiered store
+does. The one who fills a segment waits until it is synced.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from cache.disk_files import (
     write_all,
 )  # fmt: skip
 from cache.disk_load import load
-from cache.disk_log import RECORD_OVERHEAD, SEGMENT_OVERHEAD, STORE_OVERHEAD, Garbage, Log, Next, Segment
+from cache.disk_log import Garbage, Log, Next, Segment
 from cache.disk_order import EvictionPolicy, TailFirstLru
+from cache.disk_room import Room
 from cache.disk_segment import Record
 from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
 from policies.types import Tier
@@ -48,8 +49,6 @@ from policies.types import Tier
 DEFAULT_SEGMENT_BYTES: Final = 128 << 20
 _CLOSE_SECONDS: Final = 30.0
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_GROW: Final = 8
-"""After the file system was full, the store grows again by this part of what it writes."""
 
 
 class DiskStore:
@@ -66,13 +65,12 @@ class DiskStore:
         clock: Callable[[], float] = time.monotonic,
         punch_holes: bool = True,
     ) -> None:
-        """`capacity`, `segment_bytes` and `tenant_bytes` (what one tenant may have at most) in bytes. Segments of small
-        stores are smaller, an eighth of the store. The policy knows tenants by `disk_segment.tenant_digest` in hex: their
-        names are not written down. The directory is made where it is missing. Raises StoreError: it cannot be used, or
-        another store has it open.
+        """`capacity`, `segment_bytes` and `tenant_bytes` (what one tenant may have at most; a policy that is given
+        must have the same quota) in bytes. Segments of small stores are smaller, an eighth of the store. The policy
+        knows tenants by `disk_segment.tenant_digest` in hex: their names are not written down. The directory is made
+        where it is missing. Raises StoreError: it cannot be used, or another store has it open.
         """
-        self._capacity = self._limit = capacity
-        self._tenant_bytes = tenant_bytes
+        self._capacity = capacity
         self._policy = policy if policy is not None else TailFirstLru(tenant_bytes=tenant_bytes)
         self._clock = clock
         self._lock = threading.Lock()
@@ -89,6 +87,7 @@ class DiskStore:
         try:
             by_record = punch_holes and can_punch(self._directory)
             self._log = Log(segment_bytes=max(1, min(segment_bytes, capacity // 8)), by_record=by_record)
+            self._room = Room(self._log, self._policy, capacity=capacity, tenant_bytes=tenant_bytes)
             self._load()
         except BaseException as error:
             self._directory.close()
@@ -131,11 +130,13 @@ class DiskStore:
             return here
 
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
-        """See `BlockStore`. Where the file system is full the store makes do with less than its capacity for a while."""
+        """See `BlockStore`. Where the file system is full the store makes do with less than its capacity for a
+        while.
+        """
         length = sum(map(len, pieces))
         with self._using():
             with self._lock:
-                if key in self._log.index or key in self._writing or not self._can_ever_hold(length):
+                if key in self._log.index or key in self._writing or not self._room.can_ever_hold(length):
                     return False
                 self._writing.add(key)
             try:
@@ -177,11 +178,13 @@ class DiskStore:
             return StoreStats(
                 entries=len(self._log.index), bytes=self._log.bytes, capacity=self._capacity,
                 hits=counts["hits"], misses=counts["misses"], writes=counts["writes"],
-                evictions=counts["evictions"], errors=counts["errors"],
+                evictions=self._room.evictions, errors=counts["errors"],
             )  # fmt: skip
 
     def close(self) -> None:
-        """See `BlockStore`. Waits for those who are reading or writing, for a while; a disk that hangs keeps its files."""
+        """See `BlockStore`. Waits for those who are reading or writing, for a while; a disk that hangs keeps its
+        files.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -214,7 +217,7 @@ class DiskStore:
 
     def _append(self, draft: Record, pieces: Sequence[Buffer]) -> bool:
         with self._lock:
-            garbage = self._admit(draft)
+            garbage = self._room.admit(draft, self._clock())
             placed = self._place(draft, garbage)
         if placed is None:
             self._reclaim(garbage)
@@ -229,25 +232,16 @@ class DiskStore:
             self._not_written(segment, record, error)
             raise
         with self._lock:
-            segment.pending -= 1
-            self._log.publish(segment, record)
-            self._policy.unpin(record.key)
+            self._room.wrote(segment, record)
             self._counts["writes"] += 1
-            self._limit = min(self._capacity, self._limit + record.extent // _GROW)
         self._settle(segment)
         return True
 
     def _not_written(self, segment: Segment, record: Record, error: OSError) -> None:
         with self._lock:
-            segment.pending -= 1
-            self._policy.remove(record.key)
-            garbage = [self._log.waste(segment, record)]
-            if error.errno in _FULL:
-                self._limit = min(self._limit, self._log.bytes - record.extent)
-            elif self._log.active is segment:
-                self._log.roll()
+            garbage = self._room.failed(segment, record, full=error.errno in _FULL)
             if error.errno == errno.ENOENT:
-                garbage += self._drop_all(segment)
+                garbage += self._room.drop_all(segment)
         self._reclaim(garbage)
         self._settle(segment)
 
@@ -255,7 +249,7 @@ class DiskStore:
         if error.errno == errno.ENOENT:
             with self._lock:
                 segment = self._log.segments.get(record.segment)
-                garbage = self._drop_all(segment) if segment is not None else []
+                garbage = self._room.drop_all(segment) if segment is not None else []
             self._reclaim(garbage)
         elif error.errno == errno.EIO:
             self._forget(record)
@@ -264,97 +258,23 @@ class DiskStore:
         with self._lock:
             if self._log.index.get(record.key) is not record:
                 return False
-            garbage = self._drop(record)
+            garbage = self._room.drop(record)
         self._reclaim(garbage, lasting=True)
         return True
 
-    # --- room, under the lock ------------------------------------------------------------------------------
-
-    def _can_ever_hold(self, length: int) -> bool:
-        extent = fmt.extent(length)
-        alone = STORE_OVERHEAD + SEGMENT_OVERHEAD + RECORD_OVERHEAD + extent
-        return alone <= self._capacity and (self._tenant_bytes is None or extent <= self._tenant_bytes)
-
-    def _admit(self, record: Record) -> list[Garbage]:
-        """Tell the policy, and drop what must go for it. It and those before it are pinned until it is written."""
-        now = self._clock()
-        self._tell(record, now)
-        self._policy.pin(record.key)
-        garbage: list[Garbage] = []
-        while (short := self._shortage(record, garbage)) > 0:
-            dropped = self._drop_worst(short, now)
-            if not dropped:
-                break
-            garbage += dropped
-        return garbage
-
-    def _tell(self, record: Record, now: float) -> None:
-        label = record.tenant.hex()
-        self._policy.admit(
-            record.key, record.extent, now, parent=record.parent, tenant=label, cost=float(record.n_tokens)
-        )
-
-    def _shortage(self, record: Record, garbage: list[Garbage]) -> int:
-        """Bytes that are missing for it, once `garbage` is given back."""
-        freed = sum(one.bytes for one in garbage)
-        short = self._log.bytes + self._log.cost(record.extent) - freed - self._limit
-        if self._tenant_bytes is not None:
-            short = max(short, self._policy.bytes_of(record.tenant.hex()) - self._tenant_bytes)
-        return short
-
-    def _drop_worst(self, n_bytes: int, now: float) -> list[Garbage]:
-        """Evict records of that size together, or a segment of them; nothing where nothing can go."""
-        garbage: list[Garbage] = []
-        for key in self._policy.victims(n_bytes, now):
-            record = self._log.index.get(ChunkKey(key))
-            if record is None:
-                self._policy.remove(key)
-            elif self._log.by_record:
-                garbage += self._drop(record, evicted=True)
-            else:
-                return self._evict_segment(self._log.segments[record.segment])
-        if not garbage and (active := self._log.active) is not None and not active.live and active.placed:
-            # Its records are gone, what was kept to find them is not.
-            self._log.roll()
-            garbage += self._deleted(active)
-        return garbage
-
-    def _evict_segment(self, segment: Segment) -> list[Garbage]:
-        if segment.pending:
-            idle = (one for one in self._log.segments.values() if not one.pending)
-            segment = next(idle, segment)
-        if segment is self._log.active:
-            self._log.roll()
-        return [] if segment.pending else self._drop_all(segment, evicted=True)
-
-    def _drop_all(self, segment: Segment, *, evicted: bool = False) -> list[Garbage]:
-        if segment is self._log.active:
-            self._log.roll()
-        return [one for record in list(segment.live.values()) for one in self._drop(record, evicted=evicted)]
-
-    def _drop(self, record: Record, *, evicted: bool = False) -> list[Garbage]:
-        segment = self._log.segments[record.segment]
-        self._policy.remove(record.key)
-        self._counts["evictions"] += evicted
-        return [self._log.drop(record), *self._deleted(segment)]
-
-    def _deleted(self, segment: Segment) -> list[Garbage]:
-        """The segment, if nothing lives in it any more."""
-        if segment.live or self._log.settle(segment) is not Next.DELETE:
-            return []
-        return [Garbage(segment, None, segment.charge)]
+    # --- where it goes, under the lock ------------------------------------------------------------------------------
 
     def _place(self, draft: Record, garbage: list[Garbage]) -> tuple[Segment, Record, int] | None:
         """Where it goes, and how much of the garbage pays for it; None: there is no room."""
         paid = min(sum(one.bytes for one in garbage), self._log.cost(draft.extent))
         try:
-            if self._shortage(draft, garbage) > 0:
-                self._policy.remove(draft.key)
+            if not self._room.fits(draft, garbage):
+                self._room.refuse(draft.key)
                 return None
             if self._log.active is None:
                 self._open_segment()
         except OSError:
-            self._policy.remove(draft.key)
+            self._room.refuse(draft.key)
             raise
         segment, offset = self._log.place(draft.extent, paid)
         return segment, replace(draft, segment=segment.number, offset=offset), paid
@@ -374,7 +294,7 @@ class DiskStore:
         self._retired.append(self._directory)
         self._directory = fresh
         for segment in list(self._log.segments.values()):
-            for lost in self._drop_all(segment):
+            for lost in self._room.drop_all(segment):
                 self._log.credit(lost.bytes)
 
     # --- files ---------------------------------------------------------------------------------------------
@@ -443,13 +363,9 @@ class DiskStore:
         self._counts["errors"] += found.n_unreadable
         now = self._clock()
         for record in found.records:
-            self._tell(record, now)
+            self._room.tell(record, now)
         garbage = found.garbage
-        while self._log.bytes - sum(one.bytes for one in garbage) > self._limit:
-            dropped = self._drop_worst(self._log.bytes - self._limit, now)
-            if not dropped:
-                break
-            garbage += dropped
+        self._room.shrink(garbage, now)
         self._reclaim(garbage)
 
     # --- who is here ---------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""Disk store: whatever a crash or a bad disk leaves, it opens, answers what was written, and loses only what was hit."""
+"""Disk store: whatever a crash or a bad disk leaves, it opens, answers right, and loses only what was hit."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ def crash(store: DiskStore) -> None:
 
 
 @pytest.fixture
-def segment(tmp_path: Path) -> Iterator[Path]:
+def segment(tmp_path: Path) -> Path:
     """A segment of six records in a store that was killed."""
     path = tmp_path / "store"
     store = DiskStore(path, capacity=CAPACITY)
@@ -44,7 +44,7 @@ def segment(tmp_path: Path) -> Iterator[Path]:
         assert store.write(key, [frame_of(key, size)], FrameInfo(parent=parent, n_tokens=number))
     crash(store)
     [one] = path.glob("*.seg")
-    yield one
+    return one
 
 
 def found(path: Path) -> list[bool | None]:
@@ -156,7 +156,9 @@ def test_garbage_between_and_behind_records(segment: Path) -> None:
         start = choose.randrange(len(OFFSETS) - 2)
         stop = choose.randrange(start + 1, len(OFFSETS) - 1)
         begin, end = OFFSETS[start], OFFSETS[stop]
-        damaged = content[:begin] + choose.randbytes(end - begin) + content[end:] + choose.randbytes(choose.randrange(9_000))
+        damaged = (
+            content[:begin] + choose.randbytes(end - begin) + content[end:] + choose.randbytes(choose.randrange(9_000))
+        )
         assert found(fresh(segment, damaged)) == [not start <= number < stop for number in range(len(KEYS))]
 
 

@@ -1,9 +1,9 @@
-"""What the disk store makes of a disk: `python -m tests.bench.disk_store [DIRECTORY] [--mib N]`.
+"""What the disk store makes of a disk: `python -m tests.bench.disk_store [DIRECTORY] [--mib N] [--only PART]`.
 
-Reads and writes of frames of 2 and 4 MB in pieces of a block, beside plain `pwrite` and `pread` of the same sizes, in turn
-and in the same run. "cold": the page cache was told to forget the files (POSIX_FADV_DONTNEED). Then the time to open a
-store of 10 GiB (frames are holes: only what opening reads is real), with and without its indexes; and the hit share of
-giving space back by holes against whole segments, over a Zipf-like use of chains.
+Reads and writes of frames of 2 and 4 MB in pieces of a block, beside plain `pwrite` and `pread` of the same sizes, in
+turn and in the same run. "cold": the page cache was told to forget the files (POSIX_FADV_DONTNEED). Then the time to
+open a store of 10 GiB (frames are holes: only what opening reads is real), with and without its indexes; and the hit
+share of giving space back by holes against whole segments, over a Zipf-like use of chains.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class Stored:
         self.store.close()
 
 
-def speeds(base: Path, kind: Callable[[Path, int], Plain | Stored], size: int, total: int) -> Iterator[tuple[str, float]]:
+def speeds(
+    base: Path, kind: Callable[[Path, int], Plain | Stored], size: int, total: int
+) -> Iterator[tuple[str, float]]:
     """GB/s of each step, over a new directory."""
     directory = base / kind.__name__
     subject = kind(directory, size)
@@ -189,13 +191,13 @@ def sparse_store(directory: Path, size: int, total: int) -> int:
 
 def hit_shares(base: Path) -> None:
     """Chains of 8 frames, asked for with a skew; what misses is written."""
-    print("hit share and bytes written to disk per byte kept, chains by a Zipf law (exponent 0.9), store of 64 MiB")
-    size, chains, length = 256 * 1024 - 192, 200, 8
+    print("hit share: chains by a Zipf law (exponent 0.9), store of 16 MiB")
+    size, chains, length = 64 * 1024 - 192, 200, 8
     weights = [1 / (rank + 1) ** 0.9 for rank in range(chains)]
     asked = random.Random(2).choices(range(chains), weights, k=1_500)
     for punch_holes, name in ((True, "holes"), (False, "whole segments")):
         directory = base / "hits"
-        store = DiskStore(directory, capacity=64 << 20, punch_holes=punch_holes)
+        store = DiskStore(directory, capacity=16 << 20, punch_holes=punch_holes)
         frame = [memoryview(bytearray(size))]
         for chain in asked:
             parent = None
@@ -216,12 +218,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", nargs="?", help="on the file system to measure; a temporary one unless told")
     parser.add_argument("--mib", type=int, default=1024, help="written and read in each step")
+    parser.add_argument("--only", choices=["open", "hits", "speed"], help="one part of it")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as temporary:
         base = Path(temporary)
-        opening(base)
-        hit_shares(base)
-        throughput(base, options.mib << 20)
+        if options.only in {None, "speed"}:
+            throughput(base, options.mib << 20)
+        if options.only in {None, "open"}:
+            opening(base)
+    if options.only in {None, "hits"}:
+        # It does not depend on the disk.
+        with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as temporary:
+            hit_shares(Path(temporary))
 
 
 if __name__ == "__main__":
