@@ -117,6 +117,8 @@ class DiskStore:
                 with self._directory.opened(segment_name(record.segment)) as fd:
                     whole = read_exactly(fd, pieces, record.data)
             except OSError as error:
+                if self._gone(record):
+                    return False
                 self._unreadable(record, error)
                 raise self._failed("read", error) from error
             whole = whole and fmt.frame_checksum(pieces) == record.checksum
@@ -214,6 +216,13 @@ class DiskStore:
             self._log.touch(record)
             self._policy.touch(key, self._clock())
             return record
+
+    def _gone(self, record: Record) -> bool:
+        """Whether it was dropped while it was read, and its file with it: a miss."""
+        with self._lock:
+            gone = self._log.index.get(record.key) is not record
+            self._counts["misses"] += gone
+            return gone
 
     def _append(self, draft: Record, pieces: Sequence[Buffer]) -> bool:
         with self._lock:
