@@ -47,7 +47,8 @@ from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
 from policies.types import Tier
 
 DEFAULT_SEGMENT_BYTES: Final = 128 << 20
-_CLOSE_SECONDS: Final = 30.0
+_PATIENCE: Final = 30.0
+"""Seconds that `close` and `flush` wait for what other threads are doing."""
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -164,14 +165,27 @@ class DiskStore:
         """Make what was written so far survive a crash of the machine. Raises StoreError."""
         with self._using():
             with self._lock:
-                self._log.roll()
                 segments = [one for one in self._log.segments.values() if not one.sealed]
-            for segment in segments:
-                self._settle(segment)
+                for segment in segments:
+                    # Nobody seals or deletes it meanwhile.
+                    segment.pending += 1
             try:
+                for segment in segments:
+                    os.fdatasync(segment.fd)
                 self._directory.sync()
             except OSError as error:
                 raise self._failed("flush", error) from error
+            finally:
+                with self._lock:
+                    for segment in segments:
+                        segment.pending -= 1
+                    # Others are being sealed, by those who filled them.
+                    self._idle.wait_for(lambda: not self._sealing(), _PATIENCE)
+                for segment in segments:
+                    self._settle(segment)
+
+    def _sealing(self) -> bool:
+        return any(one.sealed and one.fd >= 0 for one in self._log.segments.values())
 
     def stats(self) -> StoreStats:
         """See `BlockStore`."""
@@ -191,7 +205,7 @@ class DiskStore:
             if self._closed:
                 return
             self._closed = True
-            if not self._idle.wait_for(lambda: not self._users, _CLOSE_SECONDS):
+            if not self._idle.wait_for(lambda: not self._users, _PATIENCE):
                 return
             self._log.roll()
             segments = list(self._log.segments.values())
@@ -361,10 +375,11 @@ class DiskStore:
         except OSError:
             # What was lost is noticed when it is read, and a segment without an index when it is opened.
             self._count("errors")
-        os.close(segment.fd)
-        segment.fd = -1
         with self._lock:
+            os.close(segment.fd)
+            segment.fd = -1
             segment.pending -= 1
+            self._idle.notify_all()
         self._settle(segment)
 
     def _load(self) -> None:

@@ -343,6 +343,40 @@ def test_readers_writers_and_evictions_at_once(opened: Opener, path: Path) -> No
     assert store.stats().entries == entries
 
 
+class Meanwhile(list[memoryview]):
+    """Pieces that do something when the store begins to read into them."""
+
+    def __init__(self, pieces: list[memoryview], act: Callable[[], object]) -> None:
+        super().__init__(pieces)
+        self.acts = iter([lambda: None, act])
+        """The store adds up their lengths first."""
+
+    def __iter__(self) -> Iterator[memoryview]:
+        next(self.acts, lambda: None)()
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 1 << 20])
+def test_a_frame_that_goes_while_it_is_read_is_a_miss(opened: Opener, path: Path, segment_bytes: int) -> None:
+    store = opened(segment_bytes=segment_bytes)
+    keys = [chunk_key(number) for number in range(2)]
+    write(store, *keys)
+    pieces = Meanwhile([memoryview(bytearray(20_000))], lambda: store.remove(keys[0]))
+    assert store.read_into(keys[0], pieces) is False
+    assert kept(store, keys) == keys[1:]
+    assert (store.stats().misses, store.stats().errors) == (1, 0)
+    assert len(files(path, "seg")) == 1
+
+
+def test_a_flush_closes_no_segment(opened: Opener, path: Path) -> None:
+    store = opened()
+    for number in range(5):
+        write(store, chunk_key(number), size=100)
+        store.flush()
+    assert len(files(path, "seg")) == 1
+    assert files(path, "idx") == []
+
+
 # --- disks that fail ---------------------------------------------------------------------------------------
 
 
@@ -448,7 +482,7 @@ def test_a_limit_on_the_size_of_files_is_a_full_disk(opened: Opener, path: Path)
 
 @pytest.mark.usefixtures("small_disk")
 def test_a_file_system_that_may_only_be_read(opened: Opener, path: Path) -> None:
-    store = opened()
+    store = opened(segment_bytes=1)
     keys = [chunk_key(number) for number in range(4)]
     write(store, *keys)
     store.flush()
