@@ -82,6 +82,7 @@ def indexed(segment: Path) -> bytes:
     return segment.with_suffix(".idx").read_bytes()
 
 
+@pytest.mark.timeout(300)  # it is opened six thousand times
 @pytest.mark.parametrize("with_index", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_it_is_cut_off_at_any_byte(segment: Path, *, with_index: bool) -> None:
     content = segment.read_bytes()
