@@ -1,0 +1,145 @@
+"""Room on the disk: who goes for a new record, by the policy and at the granularity of the log. Pure: no file is
+touched.
+"""
+
+from __future__ import annotations
+
+from cache import disk_segment as fmt
+from cache.disk_log import RECORD_OVERHEAD, SEGMENT_OVERHEAD, STORE_OVERHEAD, Garbage, Log, Next, Segment
+from cache.disk_order import EvictionPolicy
+from cache.disk_segment import Record
+from cache.store import ChunkKey
+
+_GROW = 8
+"""After the file system was full, the store grows again by this part of what it writes."""
+
+
+class Room:
+    """The log and the policy, kept in step. Not safe to call from several threads."""
+
+    def __init__(self, log: Log, policy: EvictionPolicy, *, capacity: int, tenant_bytes: int | None) -> None:
+        self._log = log
+        self._policy = policy
+        self._capacity = self._limit = capacity
+        self._tenant_bytes = tenant_bytes
+        self.evictions = 0
+
+    def can_ever_hold(self, length: int) -> bool:
+        """Whether a frame of that many bytes fits at all."""
+        extent = fmt.extent(length)
+        alone = STORE_OVERHEAD + SEGMENT_OVERHEAD + RECORD_OVERHEAD + extent
+        return alone <= self._capacity and (self._tenant_bytes is None or extent <= self._tenant_bytes)
+
+    def tell(self, record: Record, now: float) -> None:
+        """It is there: the policy counts it."""
+        tenant = record.tenant.hex()
+        cost = float(record.n_tokens)
+        self._policy.admit(record.key, record.extent, now, parent=record.parent, tenant=tenant, cost=cost)
+
+    def admit(self, record: Record, now: float) -> list[Garbage]:
+        """Drop what must go for it. It and those before it are pinned until `wrote` or `refuse`."""
+        self.tell(record, now)
+        self._policy.pin(record.key)
+        garbage: list[Garbage] = []
+        while (short := self._over_bound(record, garbage)) > 0:
+            dropped = self._drop_worst(short, now)
+            if not dropped:
+                return garbage
+            garbage += dropped
+        if (above := self._over_quota(record)) > 0:
+            garbage += self._drop_own(record, above, now)
+        return garbage
+
+    def fits(self, record: Record, garbage: list[Garbage]) -> bool:
+        """Whether there is room for it, once `garbage` is given back."""
+        return self._over_bound(record, garbage) <= 0 and self._over_quota(record) <= 0
+
+    def wrote(self, segment: Segment, record: Record) -> None:
+        """It is written."""
+        segment.pending -= 1
+        self._log.publish(segment, record)
+        self._policy.unpin(record.key)
+        self._limit = min(self._capacity, self._limit + record.extent // _GROW)
+
+    def refuse(self, key: ChunkKey) -> None:
+        """It is not kept after all."""
+        self._policy.remove(key)
+
+    def failed(self, segment: Segment, record: Record, *, full: bool) -> list[Garbage]:
+        """It could not be written. `full`: there is less room than the capacity promises."""
+        segment.pending -= 1
+        self.refuse(record.key)
+        if full:
+            self._limit = min(self._limit, self._log.bytes - record.extent)
+        elif self._log.active is segment:
+            self._log.roll()
+        return [self._log.waste(segment, record)]
+
+    def shrink(self, garbage: list[Garbage], now: float) -> None:
+        """Drop what is above the bound, into `garbage`."""
+        while (above := self._log.bytes - sum(one.bytes for one in garbage) - self._limit) > 0:
+            dropped = self._drop_worst(above, now)
+            if not dropped:
+                return
+            garbage += dropped
+
+    def drop(self, record: Record, *, evicted: bool = False) -> list[Garbage]:
+        """Forget one record."""
+        segment = self._log.segments[record.segment]
+        self._policy.remove(record.key)
+        self.evictions += evicted
+        return [self._log.drop(record), *self._deleted(segment)]
+
+    def drop_all(self, segment: Segment, *, evicted: bool = False) -> list[Garbage]:
+        """Forget all of a segment; nothing more is written to it."""
+        if segment is self._log.active:
+            self._log.roll()
+        return [one for record in list(segment.live.values()) for one in self.drop(record, evicted=evicted)]
+
+    def _over_bound(self, record: Record, garbage: list[Garbage]) -> int:
+        freed = sum(one.bytes for one in garbage)
+        return self._log.bytes + self._log.cost(record.extent) - freed - self._limit
+
+    def _over_quota(self, record: Record) -> int:
+        if self._tenant_bytes is None:
+            return 0
+        return self._policy.bytes_of(record.tenant.hex()) - self._tenant_bytes
+
+    def _drop_worst(self, n_bytes: int, now: float) -> list[Garbage]:
+        """Evict records of that size together, or a segment of them; nothing where nothing can go."""
+        garbage: list[Garbage] = []
+        for key in self._policy.victims(n_bytes, now):
+            victim = self._log.index.get(ChunkKey(key))
+            if victim is None:
+                self._policy.remove(key)
+            elif self._log.by_record:
+                garbage += self.drop(victim, evicted=True)
+            else:
+                return self._evict_segment(self._log.segments[victim.segment])
+        if not garbage and (active := self._log.active) is not None and not active.live and active.placed:
+            # Its records are gone, what was kept to find them is not.
+            self._log.roll()
+            garbage += self._deleted(active)
+        return garbage
+
+    def _drop_own(self, record: Record, n_bytes: int, now: float) -> list[Garbage]:
+        """Evict of its tenant, which is above its quota, and of nobody else."""
+        garbage: list[Garbage] = []
+        for key in self._policy.victims(n_bytes, now):
+            victim = self._log.index.get(ChunkKey(key))
+            if victim is None or victim.tenant != record.tenant:
+                break
+            garbage += self.drop(victim, evicted=True)
+        return garbage
+
+    def _evict_segment(self, segment: Segment) -> list[Garbage]:
+        if segment.pending:
+            idle = (one for one in self._log.segments.values() if not one.pending)
+            segment = next(idle, segment)
+        return [] if segment.pending else self.drop_all(segment, evicted=True)
+
+    def _deleted(self, segment: Segment) -> list[Garbage]:
+        """The segment, if nothing lives in it any more."""
+        if segment.live or self._log.settle(segment) is not Next.DELETE:
+            return []
+        return [Garbage(segment, None, segment.charge)]
