@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from cache.redis_replies import Reason, RedisFailure, Redirect
+from cache.redis_replies import Reason, Redirect, RedisFailure
 from cache.redis_rest import Rest
 from cache.redis_settings import Address, RedisSettings
 from cache.resp_connect import RespConnector

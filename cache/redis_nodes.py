@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from cache.redis_control import RedisControl, Usage
 from cache.redis_node import RedisNode
-from cache.redis_replies import Reason, RedisFailure, Redirect, command
+from cache.redis_replies import Reason, Redirect, RedisFailure, command
 from cache.redis_rest import Rest
 from cache.redis_settings import Address, RedisSettings
 from cache.redis_slots import SlotTable

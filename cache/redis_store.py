@@ -21,7 +21,7 @@ from typing import Final
 from cache.redis_control import Usage
 from cache.redis_node import RedisNode
 from cache.redis_nodes import RedisNodes
-from cache.redis_replies import Line, Reason, RedisFailure, Redirect, command, protocol_failure, set_around
+from cache.redis_replies import Line, Reason, Redirect, RedisFailure, command, protocol_failure, set_around
 from cache.redis_settings import RedisSettings
 from cache.resp_socket import RespSocket
 from cache.store import Buffer, ChunkKey, FrameInfo, StoreStats

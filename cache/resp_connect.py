@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 from cache.bounded_call import call_within
-from cache.redis_replies import Reason, RedisFailure, Redirect, command, failure
+from cache.redis_replies import Reason, Redirect, RedisFailure, command, failure
 from cache.redis_settings import Address, RedisSettings
 from cache.resp_socket import RespSocket, seconds_left
 from cache.store import StoreError

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from cache.redis_replies import MAX_LINE, Line, Reason, RedisFailure, Redirect, parse_line, protocol_failure
+from cache.redis_replies import MAX_LINE, Line, Reason, Redirect, RedisFailure, parse_line, protocol_failure
 from cache.store import Buffer
 
 _AT_ONCE: Final = 512
