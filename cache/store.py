@@ -87,5 +87,7 @@ class BlockStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back. What must survive is safe by then. Calls after it raise StoreError."""
+        """Give everything back, once calls under way have ended. What must survive is safe by then. Calls after it raise
+        StoreError; closing again does nothing.
+        """
         ...
