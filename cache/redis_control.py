@@ -18,7 +18,7 @@ from redis.connection import AbstractConnection
 from redis.retry import Retry
 
 from cache.bounded_call import call_within
-from cache.redis_replies import Reason, RedisFailure, failure, reason_of_code
+from cache.redis_replies import Reason, RedisStoreError, failure, reason_of_code
 from cache.redis_settings import Address, RedisSettings
 
 T = TypeVar("T")
@@ -42,21 +42,21 @@ class Usage(NamedTuple):
 
 
 class RedisControl:
-    """Safe for many threads. All methods raise RedisFailure, by `deadline` at the latest."""
+    """Safe for many threads. All methods raise RedisStoreError, by `deadline` at the latest."""
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
 
     def slots(self, addresses: Iterable[Address], deadline: float) -> list[SlotRange]:
         """As the first of these nodes tells it that answers."""
-        last: RedisFailure | None = None
+        last: RedisStoreError | None = None
         for address in addresses:
             try:
-                told = self._ask(address, deadline, lambda client: client.execute_command("CLUSTER SLOTS"))
+                told = self._ask(address, deadline, _cluster_slots)
                 return _ranges(told, address)
-            except RedisFailure as error:
+            except RedisStoreError as error:
                 last = error
-        raise last or RedisFailure(Reason.CONNECT, "no node of the cluster is known")
+        raise last or RedisStoreError(Reason.CONNECT, "no node of the cluster is known")
 
     def usage(self, address: Address, deadline: float) -> Usage:
         """How full a server is."""
@@ -80,7 +80,7 @@ class RedisControl:
         # Not to the end: there may be another node to ask.
         left = min(deadline - time.monotonic(), self._settings.timeout / 2)
         if left <= 0:
-            raise RedisFailure(Reason.TIMEOUT, "Redis took too long")
+            raise RedisStoreError(Reason.TIMEOUT, "Redis took too long")
 
         def run() -> T:
             client = redis.Redis(**self._arguments(address, left))
@@ -92,7 +92,7 @@ class RedisControl:
         try:
             return call_within(left, run, "redis-control")
         except (TimeoutError, redis.TimeoutError):
-            raise RedisFailure(Reason.TIMEOUT, f"Redis at {address} took too long") from None
+            raise RedisStoreError(Reason.TIMEOUT, f"Redis at {address} took too long") from None
         except redis.ResponseError as error:
             raise _translated(error) from None
         except redis.AuthenticationError:
@@ -100,7 +100,7 @@ class RedisControl:
         except redis.BusyLoadingError:
             raise failure(Reason.LOADING) from None
         except (redis.RedisError, OSError, ValueError):
-            raise RedisFailure(Reason.CONNECT, f"no connection to Redis at {address}") from None
+            raise RedisStoreError(Reason.CONNECT, f"no connection to Redis at {address}") from None
 
     def _arguments(self, address: Address, seconds: float) -> dict[str, Any]:
         settings = self._settings
@@ -131,6 +131,10 @@ class RedisControl:
         return arguments
 
 
+def _cluster_slots(client: redis.Redis) -> Any:
+    return client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call] # redis-py gives it no types
+
+
 def _unnamed() -> dict[str, None]:
     """No CLIENT SETINFO, which a user with few rights may not send; the switch has changed its name."""
     known = inspect.signature(AbstractConnection.__init__).parameters
@@ -158,7 +162,7 @@ def _ranges(told: Any, asked: Address) -> list[SlotRange]:
     return ranges
 
 
-def _translated(error: redis.ResponseError) -> RedisFailure:
+def _translated(error: redis.ResponseError) -> RedisStoreError:
     """redis-py keeps the code of some errors in their class and takes it out of their text."""
     by_class = {
         redis.exceptions.NoPermissionError: Reason.NOPERM,

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from cache.redis_replies import Reason, Redirect, RedisFailure
+from cache.redis_replies import Reason, Redirect, RedisStoreError
 from cache.redis_rest import Rest
 from cache.redis_settings import Address, RedisSettings
 from cache.resp_connect import RespConnector
-from cache.resp_socket import RespSocket, seconds_left
+from cache.resp_socket import RespSocket
 from cache.store import Buffer
 
 T = TypeVar("T")
@@ -41,13 +41,13 @@ class RedisNode:
         payload: bool = False,
     ) -> T:
         """Send commands and let `read` take their replies; `payload`: they store something, which may be refused for
-        want of room. Raises RedisFailure, and what `read` raises.
+        want of room. Raises RedisStoreError, and what `read` raises.
         """
         began = time.monotonic()
         self._admit(began, payload=payload)
         try:
             result = self._ask_once(parts, replies, read, deadline)
-        except RedisFailure as error:
+        except RedisStoreError as error:
             self._failed(error, began)
             raise
         except Redirect:
@@ -73,7 +73,7 @@ class RedisNode:
             try:
                 conn.send(parts, replies, deadline)
                 return read(conn, deadline)
-            except RedisFailure as error:
+            except RedisStoreError as error:
                 if not reused or error.reason is not Reason.CLOSED or conn.answered:
                     raise
             # It was closed while nobody looked, before anything was answered: whatever is asked may be asked again.
@@ -88,10 +88,11 @@ class RedisNode:
     def _take(self, deadline: float) -> tuple[RespSocket, bool]:
         with self._turn:
             while not self._closed and self._n_in_use >= self._settings.pool_size:
-                if not self._turn.wait(seconds_left(deadline)):
-                    raise RedisFailure(Reason.CROWDED, "all connections to Redis are in use")
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._turn.wait(left):
+                    raise RedisStoreError(Reason.CROWDED, "all connections to Redis are in use")
             if self._closed:
-                raise RedisFailure(Reason.SHUT, "the store is closed")
+                raise RedisStoreError(Reason.SHUT, "the store is closed")
             self._n_in_use += 1
             idle = self._idle.pop() if self._idle else None
         try:
@@ -127,9 +128,9 @@ class RedisNode:
             if not self._rest.admits(now, self._settings.timeout) or (
                 payload and not self._write_rest.admits(now, self._settings.timeout)
             ):
-                raise RedisFailure(Reason.RESTING, f"Redis at {self.address} has failed and is left alone for now")
+                raise RedisStoreError(Reason.RESTING, f"Redis at {self.address} has failed and is left alone for now")
 
-    def _failed(self, error: RedisFailure, began: float) -> None:
+    def _failed(self, error: RedisStoreError, began: float) -> None:
         now = time.monotonic()
         with self._turn:
             if error.means_server:

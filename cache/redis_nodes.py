@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from cache.redis_control import RedisControl, Usage
 from cache.redis_node import RedisNode
-from cache.redis_replies import Reason, Redirect, RedisFailure, command
+from cache.redis_replies import Reason, Redirect, RedisStoreError, command
 from cache.redis_rest import Rest
 from cache.redis_settings import Address, RedisSettings
 from cache.redis_slots import SlotTable
@@ -52,7 +52,7 @@ class RedisNodes:
         *,
         payload: bool = False,
     ) -> T:
-        """Send one command on `key` to its node, and let `read` take the reply. Raises RedisFailure."""
+        """Send one command on `key` to its node, and let `read` take the reply. Raises RedisStoreError."""
         node, asking = self._node_of(key, deadline), False
         for _ in range(_MAX_REDIRECTS):
             try:
@@ -61,21 +61,21 @@ class RedisNodes:
                 return node.ask(parts, 1, read, deadline, payload=payload)
             except Redirect as elsewhere:
                 node, asking = self._redirected(node, elsewhere), elsewhere.ask
-            except RedisFailure as error:
+            except RedisStoreError as error:
                 if error.means_server:
                     self._learn_beside()
                 raise
-        raise RedisFailure(Reason.REDIRECTED, "the cluster sends a key from node to node")
+        raise RedisStoreError(Reason.REDIRECTED, "the cluster sends a key from node to node")
 
     def by_node(self, keys: Iterable[bytes], deadline: float) -> list[tuple[RedisNode, list[int]]]:
-        """Nodes and which of `keys` are theirs, in order, as far as is known. Raises RedisFailure."""
+        """Nodes and which of `keys` are theirs, in order, as far as is known. Raises RedisStoreError."""
         places: dict[RedisNode, list[int]] = {}
         for i, key in enumerate(keys):
             places.setdefault(self._node_of(key, deadline), []).append(i)
         return list(places.items())
 
     def usage(self, deadline: float) -> Usage:
-        """Of all servers together; `capacity` is 0 where one of them has no bound. Raises RedisFailure."""
+        """Of all servers together; `capacity` is 0 where one of them has no bound. Raises RedisStoreError."""
         with self._lock:
             addresses = list(self._settings.nodes[:1] if self._slots is None else self._slots.addresses())
         each = [self._control.usage(address, deadline) for address in addresses]
@@ -86,7 +86,7 @@ class RedisNodes:
         )  # fmt: skip
 
     def close(self) -> None:
-        """At once. Questions after it raise RedisFailure."""
+        """At once. Questions after it raise RedisStoreError."""
         with self._lock:
             self._closed = True
             nodes, self._nodes = self._nodes, {}
@@ -107,23 +107,23 @@ class RedisNodes:
             with self._lock:
                 owner = self._slots.owner(key)
         if owner is None:
-            raise RedisFailure(Reason.CLUSTERDOWN, "nobody in the cluster serves this slot")
+            raise RedisStoreError(Reason.CLUSTERDOWN, "nobody in the cluster serves this slot")
         return self._node(owner)
 
     def _node(self, address: Address) -> RedisNode:
         with self._lock:
             if self._closed:
-                raise RedisFailure(Reason.SHUT, "the store is closed")
+                raise RedisStoreError(Reason.SHUT, "the store is closed")
             node = self._nodes.get(address)
             if node is None:
                 if len(self._nodes) >= _MAX_NODES:
-                    raise RedisFailure(Reason.REDIRECTED, "the cluster names too many nodes")
+                    raise RedisStoreError(Reason.REDIRECTED, "the cluster names too many nodes")
                 node = self._nodes[address] = RedisNode(address, self._settings, self._connector)
             return node
 
     def _redirected(self, node: RedisNode, elsewhere: Redirect) -> RedisNode:
         if self._slots is None:
-            raise RedisFailure(Reason.REDIRECTED, "this Redis is a node of a cluster: set cluster")
+            raise RedisStoreError(Reason.REDIRECTED, "this Redis is a node of a cluster: set cluster")
         address = Address(elsewhere.address.host or node.address.host, elsewhere.address.port)
         if not elsewhere.ask:
             with self._lock:
@@ -135,7 +135,7 @@ class RedisNodes:
 
     def _learn(self, deadline: float) -> None:
         if not self._learning.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise RedisFailure(Reason.TIMEOUT, "the cluster has not told its nodes in time")
+            raise RedisStoreError(Reason.TIMEOUT, "the cluster has not told its nodes in time")
         try:
             self._learn_alone(deadline)
         finally:
@@ -151,7 +151,7 @@ class RedisNodes:
         def run() -> None:
             try:
                 self._learn_alone(now + self._settings.timeout)
-            except RedisFailure:
+            except RedisStoreError:
                 pass  # what was known stays; the next question that fails tries again
             finally:
                 self._learning.release()
@@ -164,10 +164,10 @@ class RedisNodes:
         with self._lock:
             known = self._slots.addresses()
             if not known and not self._learn_rest.admits(began, self._settings.timeout):
-                raise RedisFailure(Reason.RESTING, "the cluster has failed and is left alone for now")
+                raise RedisStoreError(Reason.RESTING, "the cluster has failed and is left alone for now")
         try:
             ranges = self._control.slots(dict.fromkeys([*self._settings.nodes, *known]), deadline)
-        except RedisFailure:
+        except RedisStoreError:
             with self._lock:
                 self._learn_rest.failed(time.monotonic(), began)
             raise

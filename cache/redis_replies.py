@@ -70,7 +70,7 @@ _CODES: Final = {
 _SINGLE_CALL: Final = {Reason.OOM, Reason.OTHER, Reason.CROWDED, Reason.RESTING, Reason.SHUT, Reason.REDIRECTED}
 
 
-class RedisFailure(StoreError):
+class RedisStoreError(StoreError):
     """A StoreError that knows its reason. Its text holds nothing that the server sent."""
 
     def __init__(self, reason: Reason, sentence: str) -> None:
@@ -106,7 +106,7 @@ def parse_line(line: bytes) -> Line:
     """A reply's first line, without its end.
 
     Raises:
-        RedisFailure: What an error reply means; with Reason.PROTOCOL where it is no reply.
+        RedisStoreError: What an error reply means; with Reason.PROTOCOL where it is no reply.
         Redirect: It is to be asked elsewhere.
     """
     kind, rest = line[:1], line[1:]
@@ -119,14 +119,14 @@ def parse_line(line: bytes) -> Line:
     raise protocol_failure()
 
 
-def protocol_failure() -> RedisFailure:
+def protocol_failure() -> RedisStoreError:
     """What was read is not what Redis says there."""
-    return RedisFailure(Reason.PROTOCOL, "what came is no reply of Redis")
+    return RedisStoreError(Reason.PROTOCOL, "what came is no reply of Redis")
 
 
-def failure(reason: Reason) -> RedisFailure:
+def failure(reason: Reason) -> RedisStoreError:
     """One that an error reply means."""
-    return RedisFailure(reason, _SENTENCES[reason])
+    return RedisStoreError(reason, _SENTENCES[reason])
 
 
 def reason_of_code(code: bytes) -> Reason | None:

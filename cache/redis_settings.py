@@ -39,8 +39,8 @@ def parse_address(text: str) -> Address:
 class RedisSettings:
     """Raises ValueError where they contradict each other. Times in seconds.
 
-    Redis 6.2 or later. It needs `maxmemory` and `maxmemory-policy allkeys-lru`: the bound on its bytes is its own, since
-    many workers write to it. The user needs, on keys that begin with `prefix`, exactly these commands:
+    Redis 6.2 or later. It needs `maxmemory` and `maxmemory-policy allkeys-lru`: the bound on its bytes is its own,
+    since many workers write to it. The user needs, on keys that begin with `prefix`, exactly these commands:
 
         ACL SETUSER kv on >password resetchannels ~prefixgate:kv:* -@all +getex +set +pexpire +exists +unlink
 

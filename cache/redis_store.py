@@ -21,7 +21,7 @@ from typing import Final
 from cache.redis_control import Usage
 from cache.redis_node import RedisNode
 from cache.redis_nodes import RedisNodes
-from cache.redis_replies import Line, Reason, Redirect, RedisFailure, command, protocol_failure, set_around
+from cache.redis_replies import Line, Reason, Redirect, RedisStoreError, command, protocol_failure, set_around
 from cache.redis_settings import RedisSettings
 from cache.resp_socket import RespSocket
 from cache.store import Buffer, ChunkKey, FrameInfo, StoreStats
@@ -87,7 +87,7 @@ class RedisStore:
                 self._misses += not here
             return here
 
-    def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
+    def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:  # noqa: ARG002 - see above
         """See `BlockStore`. Asks first whether it is here, and if so puts off when it expires."""
         length = sum(map(len, pieces))
         name = self._name(key)
@@ -124,7 +124,7 @@ class RedisStore:
         if not closed:
             try:
                 usage = self._nodes.usage(time.monotonic() + self._settings.timeout)
-            except RedisFailure as error:
+            except RedisStoreError as error:
                 self._count(error)
             else:
                 self._used(usage)
@@ -139,7 +139,7 @@ class RedisStore:
     def failures(self) -> Mapping[str, int]:
         """How many calls have failed, by reason."""
         with self._lock:
-            return dict(self._failures)
+            return {str(reason): n for reason, n in self._failures.items()}
 
     def close(self) -> None:
         """See `BlockStore`. What was written is in Redis."""
@@ -187,14 +187,17 @@ class RedisStore:
     def _counted(self) -> Iterator[float]:
         """Yields the deadline of a call."""
         try:
-            if self._closed:
-                raise RedisFailure(Reason.SHUT, "the store is closed")
-            yield time.monotonic() + self._settings.timeout
-        except RedisFailure as error:
+            yield self._deadline()
+        except RedisStoreError as error:
             self._count(error)
             raise
 
-    def _count(self, error: RedisFailure) -> None:
+    def _deadline(self) -> float:
+        if self._closed:
+            raise RedisStoreError(Reason.SHUT, "the store is closed")
+        return time.monotonic() + self._settings.timeout
+
+    def _count(self, error: RedisStoreError) -> None:
         with self._lock:
             self._failures[error.reason] += 1
 
@@ -214,7 +217,7 @@ def _yes_or_elsewhere(conn: RespSocket, deadline: float) -> bool | None:
         return None
 
 
-def _unexpected(conn: RespSocket) -> RedisFailure:
+def _unexpected(conn: RespSocket) -> RedisStoreError:
     """A reply to something else: nothing that follows can be trusted."""
     conn.spoil()
     return protocol_failure()

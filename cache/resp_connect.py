@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from typing import Final
+from typing import Any, Final
 
 from cache.bounded_call import call_within
-from cache.redis_replies import Reason, Redirect, RedisFailure, command, failure
+from cache.redis_replies import Reason, Redirect, RedisStoreError, command, failure
 from cache.redis_settings import Address, RedisSettings
 from cache.resp_socket import RespSocket, seconds_left
 from cache.store import StoreError
@@ -32,7 +32,7 @@ class RespConnector:
         self._greeting = [command(*each) for each in words]
 
     def connect(self, address: Address, deadline: float) -> RespSocket:
-        """A connection that is ready for commands. Raises RedisFailure."""
+        """A connection that is ready for commands. Raises RedisStoreError."""
         deadline = min(deadline, time.monotonic() + self._settings.connect_timeout)
         sock = _connected(address, deadline)
         try:
@@ -43,13 +43,13 @@ class RespConnector:
             self._greet(conn, deadline)
         except ssl.SSLCertVerificationError:
             sock.close()
-            raise RedisFailure(Reason.CONNECT, f"the certificate of Redis at {address} is not accepted") from None
+            raise RedisStoreError(Reason.CONNECT, f"the certificate of Redis at {address} is not accepted") from None
         except TimeoutError:
             sock.close()
-            raise RedisFailure(Reason.TIMEOUT, f"no connection to Redis at {address} in time") from None
+            raise RedisStoreError(Reason.TIMEOUT, f"no connection to Redis at {address} in time") from None
         except (OSError, ValueError):
             sock.close()
-            raise RedisFailure(Reason.CONNECT, f"no encrypted connection to Redis at {address}") from None
+            raise RedisStoreError(Reason.CONNECT, f"no encrypted connection to Redis at {address}") from None
         except BaseException:
             sock.close()
             raise
@@ -65,7 +65,7 @@ class RespConnector:
             except Redirect:
                 raise failure(Reason.OTHER) from None
             if line.text != b"OK":
-                raise RedisFailure(Reason.PROTOCOL, "what came is no reply of Redis")
+                raise RedisStoreError(Reason.PROTOCOL, "what came is no reply of Redis")
 
 
 def _connected(address: Address, deadline: float) -> socket.socket:
@@ -82,12 +82,12 @@ def _connected(address: Address, deadline: float) -> socket.socket:
                 last = error
         raise last
     except TimeoutError:
-        raise RedisFailure(Reason.TIMEOUT, f"no connection to Redis at {address} in time") from None
+        raise RedisStoreError(Reason.TIMEOUT, f"no connection to Redis at {address} in time") from None
     except OSError:
-        raise RedisFailure(Reason.CONNECT, f"no connection to Redis at {address}") from None
+        raise RedisStoreError(Reason.CONNECT, f"no connection to Redis at {address}") from None
 
 
-def _resolved(address: Address, deadline: float) -> list[tuple[int, object]]:
+def _resolved(address: Address, deadline: float) -> list[tuple[int, tuple[Any, ...]]]:
     kind = socket.SOCK_STREAM
     try:
         found = socket.getaddrinfo(address.host, address.port, type=kind, flags=socket.AI_NUMERICHOST)
@@ -99,7 +99,7 @@ def _resolved(address: Address, deadline: float) -> list[tuple[int, object]]:
     return [(family, place) for family, _, _, _, place in found]
 
 
-def _to(family: int, place: object, deadline: float) -> socket.socket:
+def _to(family: int, place: str | tuple[Any, ...], deadline: float) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(seconds_left(deadline))

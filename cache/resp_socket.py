@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from cache.redis_replies import MAX_LINE, Line, Reason, Redirect, RedisFailure, parse_line, protocol_failure
+from cache.redis_replies import MAX_LINE, Line, Reason, Redirect, RedisStoreError, parse_line, protocol_failure
 from cache.store import Buffer
 
 _AT_ONCE: Final = 512
@@ -24,15 +24,15 @@ _AT_ONCE: Final = 512
 
 
 def seconds_left(deadline: float) -> float:
-    """Until `deadline` of the monotonic clock. Raises RedisFailure when it is over."""
+    """Until `deadline` of the monotonic clock. Raises RedisStoreError when it is over."""
     left = deadline - time.monotonic()
     if left <= 0:
-        raise RedisFailure(Reason.TIMEOUT, "Redis took too long")
+        raise RedisStoreError(Reason.TIMEOUT, "Redis took too long")
     return left
 
 
 class RespSocket:
-    """For one thread at a time. All methods raise RedisFailure, by `deadline` at the latest."""
+    """For one thread at a time. All methods raise RedisStoreError, by `deadline` at the latest."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -86,8 +86,8 @@ class RespSocket:
         """The first line of the next reply; after `$` and a length its bytes are read by `fill`. Raises Redirect."""
         try:
             line = parse_line(self._read_line(deadline))
-        except (Redirect, RedisFailure) as error:
-            if isinstance(error, RedisFailure) and error.reason is Reason.PROTOCOL:
+        except (Redirect, RedisStoreError) as error:
+            if isinstance(error, RedisStoreError) and error.reason is Reason.PROTOCOL:
                 self.spoil()
             else:
                 self._owed -= 1
@@ -144,19 +144,19 @@ class RespSocket:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except RedisFailure:
+        except RedisStoreError:
             self.spoil()
             raise
         except TimeoutError:
             self.spoil()
-            raise RedisFailure(Reason.TIMEOUT, "Redis took too long") from None
+            raise RedisStoreError(Reason.TIMEOUT, "Redis took too long") from None
         except OSError:
             self.spoil()
             raise _closed() from None
 
 
-def _closed() -> RedisFailure:
-    return RedisFailure(Reason.CLOSED, "Redis closed the connection")
+def _closed() -> RedisStoreError:
+    return RedisStoreError(Reason.CLOSED, "Redis closed the connection")
 
 
 def _advance(waiting: deque[memoryview], done: int) -> None:
