@@ -5,16 +5,13 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from typing import Any, Final
+from typing import Any
 
 from cache.bounded_call import call_within
 from cache.redis_replies import Reason, Redirect, RedisStoreError, command, failure
 from cache.redis_settings import Address, RedisSettings
 from cache.resp_socket import RespSocket, seconds_left
 from cache.store import StoreError
-
-_BUFFER: Final = 4 << 20
-"""Bytes that the kernel may hold on their way: a frame, so that it goes in few turns. It takes what it allows."""
 
 
 class RespConnector:
@@ -103,8 +100,6 @@ def _to(family: int, place: str | tuple[Any, ...], deadline: float) -> socket.so
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(seconds_left(deadline))
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF) if family == socket.AF_UNIX else ():
-            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
         if family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -67,21 +67,23 @@ class RedisServer:
     def _unix(self) -> Path:
         return self.folder / "s"
 
-    def start(self) -> None:
-        """On the port that it had before, if any; another one might have taken a port that seems free."""
+    def start(self, *options: str, answers: bool = True) -> None:
+        """On the port that it had before, if any; another one might have taken a port that seems free. Without
+        `answers` it need not be ready yet.
+        """
         for _ in range(20):
             port = self.port or free_ports(1, highest=50_000 if "--cluster-enabled" in self._options else 65535)[0]
-            if self._starts(port):
+            if self._starts(port, options, answers=answers):
                 self.port = port
                 return
         raise AssertionError("redis-server does not start: " + (self.folder / "log").read_text())
 
-    def _starts(self, port: int) -> bool:
+    def _starts(self, port: int, options: Sequence[str], *, answers: bool) -> bool:
         ports = ["--port", "0", "--tls-port", str(port)] if self._tls else ["--port", str(port)]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 ["redis-server", *ports, "--bind", "127.0.0.1", "--unixsocket", str(self._unix), "--save", "",
-                 "--dir", str(self.folder), "--appendonly", "no", *self._options],
+                 "--dir", str(self.folder), "--appendonly", "no", *self._options, *options],
                 stdout=log, stderr=log,
             )  # fmt: skip
         deadline = time.monotonic() + 20
@@ -89,6 +91,8 @@ class RedisServer:
             with contextlib.suppress(redis.ConnectionError), self.client() as client:
                 # Whose socket it is: a port may be somebody else's.
                 return bool(client.ping())
+            if not answers:
+                return True
             time.sleep(0.02)
         self.kill()
         return False
