@@ -154,11 +154,16 @@ def _number(section: Any, name: str) -> int:
 
 
 def _ranges(told: Any, asked: Address) -> list[SlotRange]:
-    """`told` is redis-py's {(first, last): {"primary": (host, port), …}}."""
+    """`told` is [first, last, [host, port, …], replicas…] for each range. Raises RedisStoreError."""
     ranges = []
-    for (first, last), nodes in dict(told).items():
-        host, port = nodes["primary"][:2]
-        ranges.append(SlotRange(int(first), int(last), Address(str(host) if host else asked.host, int(port))))
+    try:
+        for first, last, primary, *_ in told:
+            host, port = primary[0] or b"", int(primary[1])
+            # A node that does not know its own name is the one that was asked.
+            address = Address(host.decode("ascii").strip("?") or asked.host, port)
+            ranges.append(SlotRange(int(first), int(last), address))
+    except (AttributeError, IndexError, TypeError, ValueError):
+        raise RedisStoreError(Reason.PROTOCOL, "what came is no list of a cluster's slots") from None
     return ranges
 
 
