@@ -7,7 +7,7 @@ therefore differ from text without restoring: it is off unless asked for. Needs 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cache.kv_keys import Codec, Dtype, Geometry
 from cache.store import Buffer
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
+
+_LARGEST: Final = {Dtype.BF16: 3.3895313892515355e38, Dtype.FP16: 65_504.0, Dtype.FP32: 3.4028234663852886e38}
+"""The largest finite number of each type."""
 
 
 def quantize_block(geometry: Geometry, block: Buffer, target: memoryview) -> None:
@@ -48,11 +51,13 @@ def restore_block(geometry: Geometry, source: Buffer, block: memoryview) -> None
     if not np.isfinite(scales).all():
         raise ValueError("a scale is not finite")
     values = np.frombuffer(source, np.int8, offset=scales.nbytes).reshape(geometry.vectors, geometry.head_dim)
-    block[:] = memoryview(_stored(geometry.dtype, values * scales[:, None])).cast("B")
+    with np.errstate(over="ignore"):  # the largest number may round up beyond what float32 holds
+        numbers = values * scales[:, None]
+    block[:] = memoryview(_stored(geometry.dtype, numbers)).cast("B")
 
 
 def _sizes(geometry: Geometry, block: Buffer, coded: Buffer) -> None:
-    if geometry.codec is not Codec.INT8 or geometry.dtype not in {Dtype.BF16, Dtype.FP16, Dtype.FP32}:
+    if geometry.codec is not Codec.INT8 or geometry.dtype not in _LARGEST:
         raise ValueError(f"int8 is not the codec of this geometry, or not for {geometry.dtype}")
     if (len(block), len(coded)) != (geometry.pool_bytes, geometry.block_bytes):
         raise ValueError(f"a block is {geometry.pool_bytes} bytes, and {geometry.block_bytes} in a frame")
@@ -70,12 +75,11 @@ def _floats(geometry: Geometry, block: Buffer) -> Floats:
 def _stored(dtype: Dtype, numbers: Floats) -> NDArray[Any]:
     import numpy as np  # noqa: PLC0415 - comes with the worker, not needed otherwise
 
-    if dtype is Dtype.FP32:
-        return numbers.astype("<f4")
-    if dtype is Dtype.FP16:
-        # What rounds up beyond the largest fp16 stays the largest: the pool has to be finite.
-        return np.clip(numbers, -65_504, 65_504).astype("<f2")
-    largest = np.float32(3.3895314e38)  # of bf16
-    bits = np.clip(numbers, -largest, largest).astype(np.float32).view(np.uint32)
+    # What rounds up beyond the type's largest number stays that: the pool has to be finite.
+    largest = _LARGEST[dtype]
+    numbers = np.clip(numbers, -largest, largest, dtype=np.float32)
+    if dtype is not Dtype.BF16:
+        return numbers.astype("<f2" if dtype is Dtype.FP16 else "<f4")
+    bits = numbers.view(np.uint32)
     # To the nearest, ties to even.
     return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
