@@ -84,7 +84,7 @@ def _sizes(geometry: Geometry, block: Buffer, coded: Buffer) -> None:
 
 
 def _stored_type(dtype: Dtype) -> str:
-    """numpy has no bf16: its bits."""
+    """What stands for it in numpy, which has no bf16: its bits."""
     return {Dtype.BF16: "<u2", Dtype.FP16: "<f2", Dtype.FP32: "<f4"}[dtype]
 
 

@@ -37,7 +37,7 @@ class Chunks:
         self.count = max(1, total // size)
         source = np.random.default_rng(1).normal(size=self.count * size // 2).astype(np.float32)
         bits = (source.view(np.uint32) >> np.uint32(16)).astype("<u2")
-        self.source = [memoryview(bits).cast("B")[at * size :][:size] for at in range(self.count)]
+        self.source = [bits.data.cast("B")[at * size :][:size] for at in range(self.count)]
         self.target = [memoryview(bytearray(b"\1" * size)) for _ in range(self.count)]
         tokens = TokenIds(bytes(4 * 16 * self.count))
         self.keys = list(chunk_keys(FINGERPRINT, GEOMETRY, b"salt", tokens, chunk_tokens=16))
