@@ -4,8 +4,8 @@ A frame is a header and the KV of a chunk of whole blocks (see `kv_codec`). Keys
 key may have the frame: they contain the tenant's salt and the model's fingerprint. A store does not look into frames.
 
 Stores are synchronous and safe to be called from several threads at once. A miss is a normal answer. A failure of the
-store itself is a `StoreError`, which callers count as a miss: no request fails for it. Every call ends within the store's
-own deadlines.
+store itself is a `StoreError`, which callers count as a miss: no request fails for it. Every call ends within the
+store's own deadlines.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class BlockStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back, once calls under way have ended. What must survive is safe by then. Calls after it raise
-        StoreError; closing again does nothing.
+        """Give everything back, once calls under way have ended. What must survive is safe by then. Calls after it
+        raise StoreError; closing again does nothing.
         """
         ...

@@ -1,0 +1,332 @@
+"""The host memory tier: frames in one arena that is set aside when the store is made.
+
+Two threads never wait for each other's copies: the lock is held to look up, to make room and to count, and bytes are
+copied without it. What is being copied is pinned: it is not evicted, and where it is removed meanwhile its pages are
+used again only after the last copy has ended.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Condition
+from time import monotonic
+from typing import Final
+
+from cache.byte_pieces import copy_pieces, total_bytes
+from cache.chain_lru import ChainLru, EvictionPolicy
+from cache.extents import Extent, Extents
+from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
+from policies.types import Tier
+
+PAGE_BYTES: Final = 1 << 16
+"""Pages of 64 KiB: a frame wastes less than one, and the most scattered frame is still copied 64 KiB at a time."""
+
+ENTRY_BYTES: Final = 1_024
+"""What one frame costs besides its pages: its entry here and in a policy, and its keys."""
+
+EXTENT_BYTES: Final = 192
+"""What one run of pages costs."""
+
+_CLOSE_SECONDS: Final = 5.0
+_MADV_POPULATE_WRITE: Final = 23
+"""madvise(2), Linux 5.14; Python has no name for it."""
+
+
+class _Frame:
+    """Where a frame lies. The policy knows it while it is written and not removed."""
+
+    __slots__ = ("charge", "extents", "length", "readers", "removed", "tenant", "written")
+
+    def __init__(self, length: int, extents: list[Extent], tenant: str, charge: int) -> None:
+        self.length = length
+        self.extents = extents
+        self.tenant = tenant
+        self.charge = charge
+        self.written = False
+        self.readers = 0
+        self.removed = False
+
+
+class MemoryStore:
+    """A `BlockStore` in this process's memory.
+
+    `capacity` bounds everything, the arena and what is kept to find frames in it; a store of less than one page holds
+    nothing and is refused with ValueError. `tenant_bytes` is the most that one tenant may have; a tenant at its quota
+    makes room among its own frames. With `prefault` the memory is there before the first write instead of at it, and
+    `hugepages` asks for large pages. Raises StoreError where the memory cannot be had.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        policy: EvictionPolicy | None = None,
+        tenant_bytes: int | None = None,
+        page_bytes: int = PAGE_BYTES,
+        prefault: bool = True,
+        hugepages: bool = False,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        # Every page may be a frame or a run of its own: with that reserved, all pages fit into the bound at any time.
+        n_pages = capacity // (page_bytes + ENTRY_BYTES + EXTENT_BYTES)
+        if n_pages < 1:
+            raise ValueError(f"capacity must be at least {page_bytes + ENTRY_BYTES + EXTENT_BYTES} bytes: {capacity}")
+        self.capacity = capacity
+        self._page_bytes = page_bytes
+        self._tenant_bytes = capacity if tenant_bytes is None else min(tenant_bytes, capacity)
+        self._clock = clock
+        self._arena = _arena(n_pages * page_bytes, prefault=prefault, hugepages=hugepages)
+        self._view = memoryview(self._arena)
+        self._extents = Extents(n_pages)
+        self._policy: EvictionPolicy = ChainLru() if policy is None else policy
+        self._frames: dict[ChunkKey, _Frame] = {}
+        self._charged = 0
+        self._by_tenant: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._n_entries = 0
+        self._under_way = 0
+        self._closed = False
+        self._lock = Condition()
+
+    @property
+    def tier(self) -> Tier:
+        """See `BlockStore`."""
+        return Tier.HOST
+
+    def contains(self, keys: Sequence[ChunkKey]) -> int:
+        """See `BlockStore`."""
+        with self._open():
+            frames = self._frames
+            for count, key in enumerate(keys):
+                if (frame := frames.get(key)) is None or not frame.written:
+                    return count
+            return len(keys)
+
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
+        """See `BlockStore`."""
+        length = total_bytes(pieces)
+        with self._open():
+            frame = self._frames.get(key)
+            if frame is None or not frame.written or frame.length != length:
+                self._counts["misses"] += 1
+                return False
+            self._counts["hits"] += 1
+            self._policy.touch(key, self._clock())
+            self._pin(key, frame)
+            self._under_way += 1
+        try:
+            copy_pieces(pieces, self._memory(frame))
+        finally:
+            with self._lock:
+                self._unpin(key, frame)
+                self._finished()
+        return True
+
+    def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
+        """See `BlockStore`."""
+        length = total_bytes(pieces)
+        if info.parent == key:
+            raise ValueError("a frame does not come before itself")
+        with self._open():
+            if key in self._frames:
+                return False
+            # The frame before it stays while it is written, or its chain would be cut off.
+            parent = None if info.parent is None else self._frames.get(info.parent)
+            if info.parent is not None and parent is not None:
+                self._pin(info.parent, parent)
+            frame = self._reserve(key, length, info)
+            self._under_way += 1
+        whole = False
+        try:
+            if frame is not None:
+                copy_pieces(self._memory(frame), pieces)
+                whole = True
+        finally:
+            with self._lock:
+                if frame is not None:
+                    self._settle(key, frame, info, whole=whole)
+                if info.parent is not None and parent is not None:
+                    self._unpin(info.parent, parent)
+                self._finished()
+        return whole
+
+    def remove(self, key: ChunkKey) -> bool:
+        """See `BlockStore`. A frame that is being written counts as written, and is not kept."""
+        with self._open():
+            frame = self._frames.get(key)
+            if frame is None:
+                return False
+            self._drop(key, frame)
+            return True
+
+    def stats(self) -> StoreStats:
+        """See `BlockStore`."""
+        with self._lock:
+            held = 0 if self._closed else self._charged
+            return StoreStats(entries=self._n_entries, bytes=held, capacity=self.capacity, **self._counts)
+
+    def close(self) -> None:
+        """See `BlockStore`."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._lock.wait_for(lambda: not self._under_way, _CLOSE_SECONDS)
+            self._frames.clear()
+            self._n_entries = 0
+            # With a copy still under way the memory is given back when that ends.
+            if not self._under_way:
+                self._view.release()
+                self._arena.close()
+
+    # --- with the lock held --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with self._lock:
+            if self._closed:
+                raise StoreError("the store is closed")
+            yield
+
+    def _finished(self) -> None:
+        self._under_way -= 1
+        if self._closed:
+            self._lock.notify_all()
+
+    def _pin(self, key: ChunkKey, frame: _Frame) -> None:
+        frame.readers += 1
+        if frame.written:
+            self._policy.pin(key)
+
+    def _unpin(self, key: ChunkKey, frame: _Frame) -> None:
+        frame.readers -= 1
+        if frame.removed:
+            if not frame.readers:
+                self._release(frame)
+        elif frame.written:
+            self._policy.unpin(key)
+
+    def _reserve(self, key: ChunkKey, length: int, info: FrameInfo) -> _Frame | None:
+        """Pages for a frame that is about to be written; None: there is no room for it."""
+        n_pages = max(1, -(-length // self._page_bytes))
+        # At worst each page is a run of its own.
+        most = n_pages * (self._page_bytes + EXTENT_BYTES) + ENTRY_BYTES
+        if n_pages > self._extents.n_pages or most > self._tenant_bytes:
+            return None
+        extents = self._take(n_pages, most, info.tenant)
+        if extents is None:
+            return None
+        charge = n_pages * self._page_bytes + ENTRY_BYTES + EXTENT_BYTES * len(extents)
+        frame = self._frames[key] = _Frame(length, extents, info.tenant, charge)
+        frame.readers = 1  # its writer: nobody else gets these pages before it is done
+        self._charged += charge
+        self._by_tenant[info.tenant] += charge
+        return frame
+
+    def _take(self, n_pages: int, most: int, tenant: str) -> list[Extent] | None:
+        over = self._by_tenant[tenant] + most - self._tenant_bytes
+        if over > 0 and not self._evict_own(over, tenant):
+            return None
+        missing = n_pages - self._extents.n_free
+        if missing > 0 and not self._evict_any(missing):
+            return None
+        return self._extents.take(n_pages)
+
+    def _evict_own(self, need_bytes: int, tenant: str) -> bool:
+        """Evict frames of one tenant; the policy's order is of all tenants, so it is asked for more and more of it."""
+        share = need_bytes
+        while True:
+            order = self._policy.victims(share, self._clock())
+            own, size = [], 0
+            for key in map(ChunkKey, order):
+                if size < need_bytes and self._frames[key].tenant == tenant:
+                    own.append(key)
+                    size += self._frames[key].charge
+            if size >= need_bytes:
+                self._evict(own)
+                return True
+            if share > self.capacity:
+                return False
+            share *= 8
+
+    def _evict_any(self, n_pages: int) -> bool:
+        """Evict until as many pages are free; nothing where that cannot be reached, because the rest is in use."""
+        victims = [*map(ChunkKey, self._policy.victims(n_pages * self._page_bytes, self._clock()))]
+        if sum(extent.n_pages for key in victims for extent in self._frames[key].extents) < n_pages:
+            return False
+        self._evict(victims)
+        return True
+
+    def _evict(self, keys: Sequence[ChunkKey]) -> None:
+        for key in keys:
+            self._drop(key, self._frames[key])
+        self._counts["evictions"] += len(keys)
+
+    def _settle(self, key: ChunkKey, frame: _Frame, info: FrameInfo, *, whole: bool) -> None:
+        """The writer is done: all can read the frame, unless it was removed meanwhile or is not whole."""
+        frame.readers -= 1
+        if whole:
+            self._counts["writes"] += 1
+        if frame.removed:
+            if not frame.readers:
+                self._release(frame)
+        elif not whole:
+            self._drop(key, frame)
+        else:
+            frame.written = True
+            self._n_entries += 1
+            self._policy.admit(
+                key,
+                self._page_bytes * sum(extent.n_pages for extent in frame.extents),
+                self._clock(),
+                parent=info.parent,
+                tenant=info.tenant,
+                cost=float(info.n_tokens),
+            )
+            for _ in range(frame.readers):
+                self._policy.pin(key)
+
+    def _drop(self, key: ChunkKey, frame: _Frame) -> None:
+        """Nobody finds it any more; its pages are free at once, or when those who copy it are done."""
+        del self._frames[key]
+        if frame.written:
+            self._n_entries -= 1
+            self._policy.remove(key)
+        frame.removed = True
+        if not frame.readers:
+            self._release(frame)
+
+    def _release(self, frame: _Frame) -> None:
+        self._extents.give_back(frame.extents)
+        self._charged -= frame.charge
+        self._by_tenant[frame.tenant] -= frame.charge
+        if not self._by_tenant[frame.tenant]:
+            del self._by_tenant[frame.tenant]
+
+    # --- without it ----------------------------------------------------------------------------------------
+
+    def _memory(self, frame: _Frame) -> list[memoryview]:
+        """The frame's bytes, run by run; the last one goes to the end of its page."""
+        size, view = self._page_bytes, self._view
+        runs = [view[start * size : (start + n_pages) * size] for start, n_pages in frame.extents]
+        spare = sum(map(len, runs)) - frame.length
+        return [*runs[:-1], runs[-1][: len(runs[-1]) - spare]]
+
+
+def _arena(size: int, *, prefault: bool, hugepages: bool) -> mmap.mmap:
+    try:
+        arena = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise StoreError(f"no memory for an arena of {size} bytes") from error
+    if hugepages and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # advice: a kernel without large pages serves as well
+            arena.madvise(mmap.MADV_HUGEPAGE)
+    if prefault:
+        try:
+            arena.madvise(_MADV_POPULATE_WRITE)
+        except OSError:
+            arena[:: mmap.PAGESIZE] = bytes(-(-size // mmap.PAGESIZE))
+    return arena

@@ -1,0 +1,293 @@
+"""The host memory tier: the contract of stores, and what is its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache.chain_lru import ChainLru
+from cache.extents import Extent, Extents
+from cache.memory_store import ENTRY_BYTES, EXTENT_BYTES, PAGE_BYTES, MemoryStore
+from cache.store import ChunkKey, FrameInfo, StoreError
+from tests.store_contract import NewStore, StoreContract, chunk_key, cut, frame_of
+
+PAGE = PAGE_BYTES + ENTRY_BYTES + EXTENT_BYTES
+"""Of the capacity, for each page of the arena."""
+
+
+class TestMemoryStore(StoreContract):
+    has_quotas = True
+
+    @pytest.fixture
+    def new_store(self) -> NewStore:
+        return lambda capacity, tenant_bytes=None: MemoryStore(capacity, tenant_bytes=tenant_bytes, page_bytes=4_096)
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    store = MemoryStore(64 * PAGE)
+    yield store
+    store.close()
+
+
+def put(store: MemoryStore, name: object, n_pages: int = 1, parent: ChunkKey | None = None) -> ChunkKey:
+    key = chunk_key(name)
+    assert store.write(key, [frame_of(key, n_pages * PAGE_BYTES)], FrameInfo(parent=parent, n_tokens=16)) is True
+    return key
+
+
+class Reading:
+    """A read that stands still while it fills its pieces, as one on a slow core would."""
+
+    def __init__(self, store: MemoryStore, key: ChunkKey, size: int) -> None:
+        self.target = bytearray(size)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self._read, args=(store, key), daemon=True)
+        self.found: bool | None = None
+        self.thread.start()
+        assert self.begun.wait(10)
+
+    def _read(self, store: MemoryStore, key: ChunkKey) -> None:
+        self.found = store.read_into(key, Slow([memoryview(self.target)], self))
+
+    def end(self) -> bytes:
+        self.go_on.set()
+        self.thread.join(10)
+        assert self.found is True
+        return bytes(self.target)
+
+
+class Slow(list[memoryview]):
+    """Pieces that say when the copy begins (they are walked a second time), and wait."""
+
+    def __init__(self, pieces: list[memoryview], reading: Reading) -> None:
+        super().__init__(pieces)
+        self.reading = reading
+        self.walks = 0
+
+    def __iter__(self) -> Iterator[memoryview]:
+        self.walks += 1
+        if self.walks == 2:
+            self.reading.begun.set()
+            assert self.reading.go_on.wait(10)
+        return super().__iter__()
+
+
+def test_the_bytes_of_a_frame_that_is_read_are_not_used_again(store: MemoryStore) -> None:
+    key = put(store, "read", 4)
+    reading = Reading(store, key, 4 * PAGE_BYTES)
+    for number in range(200):
+        put(store, number)
+    assert store.contains([key]) == 1, "it is not evicted either"
+    assert store.remove(key) is True
+    assert store.contains([key]) == 0
+    held = store.stats().bytes
+    for number in range(200, 400):
+        put(store, number)
+    assert reading.end() == frame_of(key, 4 * PAGE_BYTES)
+    assert store.stats().bytes == held - 4 * PAGE_BYTES - ENTRY_BYTES - EXTENT_BYTES
+
+
+def test_a_removed_frame_that_is_read_may_be_written_anew(store: MemoryStore) -> None:
+    key = put(store, "read", 4)
+    reading = Reading(store, key, 4 * PAGE_BYTES)
+    assert store.remove(key) is True
+    anew = frame_of(key, 4 * PAGE_BYTES, variant=1)
+    assert store.write(key, [anew], FrameInfo()) is True
+    assert reading.end() == frame_of(key, 4 * PAGE_BYTES)
+    target = bytearray(len(anew))
+    assert store.read_into(key, [memoryview(target)]) is True
+    assert target == anew
+    for number in range(200):
+        put(store, number)
+    assert store.contains([key]) == 0, "no pin is left"
+
+
+def test_nothing_is_evicted_where_it_would_not_make_room(store: MemoryStore) -> None:
+    small = put(store, "small")
+    first = put(store, "big", 40)
+    reading = Reading(store, first, 40 * PAGE_BYTES)
+    big = chunk_key("bigger")
+    assert store.write(big, [bytes(40 * PAGE_BYTES)], FrameInfo()) is False
+    assert store.contains([small]) == store.contains([first]) == 1
+    assert reading.end() == frame_of(first, 40 * PAGE_BYTES)
+    assert store.write(big, [bytes(40 * PAGE_BYTES)], FrameInfo()) is True
+
+
+def ask_until_closed(store: MemoryStore, key: ChunkKey) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        store.contains([key])
+
+
+def test_close_waits_for_what_is_read(store: MemoryStore) -> None:
+    key = put(store, "read", 4)
+    reading = Reading(store, key, 4 * PAGE_BYTES)
+    closing = threading.Thread(target=store.close, daemon=True)
+    closing.start()
+    with pytest.raises(StoreError):
+        ask_until_closed(store, key)
+    assert closing.is_alive()
+    assert reading.end() == frame_of(key, 4 * PAGE_BYTES)
+    closing.join(10)
+    assert not closing.is_alive()
+    assert store.stats().bytes == 0
+
+
+def test_the_frame_before_one_that_is_written_stays() -> None:
+    # Room for two: what has to go for the third is not its own parent.
+    store = MemoryStore(2 * PAGE)
+    head, other = put(store, "head"), put(store, "other")
+    tail = put(store, "tail", parent=head)
+    assert [store.contains([key]) for key in (head, other, tail)] == [1, 0, 1]
+    store.close()
+
+
+def test_a_write_that_fails_leaves_nothing(store: MemoryStore) -> None:
+    class Bad(list[bytes]):
+        def __init__(self) -> None:
+            super().__init__([bytes(PAGE_BYTES)])
+            self.walks = 0
+
+        def __iter__(self) -> Iterator[bytes]:
+            self.walks += 1
+            if self.walks == 2:
+                raise BufferError("the pool is gone")
+            return super().__iter__()
+
+    key = chunk_key("bad")
+    empty = store.stats()
+    with pytest.raises(BufferError):
+        store.write(key, Bad(), FrameInfo())
+    assert store.stats() == empty
+    assert store.write(key, [b"good"], FrameInfo()) is True
+
+
+def test_every_page_can_be_used_however_scattered() -> None:
+    store = MemoryStore(64 * PAGE)
+    pages = [put(store, number) for number in range(64)]
+    for key in pages[::2]:
+        assert store.remove(key) is True
+    big = put(store, "in 32 runs", 32)
+    assert store.stats().evictions == 0
+    target = bytearray(32 * PAGE_BYTES)
+    assert store.read_into(big, cut(target, [256, 100_000])) is True
+    assert target == frame_of(big, len(target))
+    assert store.stats().bytes == 64 * PAGE_BYTES + 33 * ENTRY_BYTES + 64 * EXTENT_BYTES <= store.capacity
+    store.close()
+
+
+def test_what_it_keeps_besides_frames_is_within_what_it_counts() -> None:
+    n_frames = 2_000
+    tracemalloc.start()
+    store = MemoryStore(n_frames * (4_096 + ENTRY_BYTES + EXTENT_BYTES), page_bytes=4_096, prefault=False)
+    before = tracemalloc.get_traced_memory()[0]
+    parent = None
+    for number in range(n_frames):
+        key = chunk_key(number)
+        assert store.write(key, [b"x"], FrameInfo(parent=parent, n_tokens=16)) is True
+        parent = None if number % 8 == 7 else key
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert store.stats().entries == n_frames
+    assert grown < store.stats().bytes - n_frames * 4_096
+    store.close()
+
+
+def test_a_store_of_less_than_a_page_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="at least 66752 bytes: 66751"):
+        MemoryStore(PAGE - 1)
+
+
+def test_memory_that_cannot_be_had_is_an_error_of_the_store() -> None:
+    with pytest.raises(StoreError, match="no memory"):
+        MemoryStore(1 << 62)
+
+
+@pytest.mark.parametrize("options", [{"hugepages": True}, {"prefault": False}, {"hugepages": True, "prefault": False}])
+def test_memory_is_asked_for_in_several_ways(options: dict[str, bool]) -> None:
+    store = MemoryStore(4 << 20, **options)  # type: ignore[arg-type]  # only flags are given
+    key = put(store, "any", 8)
+    target = bytearray(8 * PAGE_BYTES)
+    assert store.read_into(key, [memoryview(target)]) is True
+    assert target == frame_of(key, len(target))
+    store.close()
+
+
+# --- pages -------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 12), st.integers(0, 30)), max_size=80))
+def test_no_page_is_given_twice_and_none_is_lost(operations: list[tuple[bool, int, int]]) -> None:
+    extents, taken = Extents(40), list[list[Extent]]()
+    for take, n_pages, at in operations:
+        if take:
+            got = extents.take(n_pages)
+            assert (got is None) == (n_pages > 40 - sum(run.n_pages for runs in taken for run in runs))
+            if got is not None:
+                assert sum(run.n_pages for run in got) == n_pages
+                taken.append(got)
+        elif taken:
+            extents.give_back(taken.pop(at % len(taken)))
+        used = [page for runs in taken for run in runs for page in range(run.start, run.start + run.n_pages)]
+        assert len(used) == len(set(used)) == 40 - extents.n_free
+        free = sorted(set(range(40)) - set(used))
+        holes = sum(1 for page in free if page - 1 not in free)
+        assert extents.n_holes == holes, "runs that touch are one"
+    for runs in taken:
+        extents.give_back(runs)
+    assert extents.take(40) == [Extent(0, 40)]
+
+
+def test_the_smallest_run_that_fits_is_taken() -> None:
+    extents = Extents(20)
+    runs = [extents.take(n) for n in (5, 1, 3, 1, 10)]
+    for at in (0, 2, 4):
+        extents.give_back(runs[at] or [])
+    assert extents.take(3) == [Extent(6, 3)]
+    assert extents.take(4) == [Extent(0, 4)]
+    assert extents.take(11) == [Extent(10, 10), Extent(4, 1)]
+    assert extents.take(1) is None
+
+
+# --- the order in which frames go ---------------------------------------------------------------------------
+
+
+def lru_of(*entries: tuple[bytes, bytes | None]) -> ChainLru:
+    policy = ChainLru()
+    for key, parent in entries:
+        policy.admit(key, 10, 0.0, parent=parent, tenant="", cost=1.0)
+    return policy
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    policy = lru_of((b"a", None), (b"b", None), (b"c", None))
+    policy.touch(b"a", 1.0)
+    policy.touch(b"unknown", 1.0)
+    assert policy.victims(1, 2.0) == [b"b"]
+    assert policy.victims(11, 2.0) == [b"b", b"c"]
+    assert policy.victims(1_000, 2.0) == [b"b", b"c", b"a"]
+    assert policy.victims(0, 2.0) == []
+
+
+def test_a_chain_goes_from_its_tail() -> None:
+    policy = lru_of((b"head", None), (b"left", b"head"), (b"right", b"head"), (b"tail", b"right"), (b"else", None))
+    policy.touch(b"left", 1.0)
+    assert policy.victims(1_000, 2.0) == [b"tail", b"right", b"left", b"head", b"else"]
+    policy.pin(b"right")
+    assert policy.victims(1_000, 2.0) == [b"tail", b"left", b"else"]
+    policy.unpin(b"right")
+    policy.remove(b"tail")
+    assert policy.victims(1_000, 2.0) == [b"right", b"left", b"head", b"else"]
+
+
+def test_a_chain_of_a_hundred_thousand_is_walked() -> None:
+    keys = [b"%d" % number for number in range(100_000)]
+    policy = lru_of(*zip(keys, [None, *keys], strict=False))
+    assert policy.victims(25, 1.0) == keys[:-4:-1]
