@@ -40,8 +40,9 @@ class RedisStore:
         self._nodes = RedisNodes(settings)
         self._prefix = settings.prefix.encode()
         self._ttl_ms = None if settings.ttl is None else round(settings.ttl * 1000)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._closed = False
+        self._n_calls = 0
         self._hits = self._misses = self._writes = 0
         self._failures: Counter[Reason] = Counter()
         self._usage = Usage()
@@ -142,9 +143,10 @@ class RedisStore:
             return {str(reason): n for reason, n in self._failures.items()}
 
     def close(self) -> None:
-        """See `BlockStore`. What was written is in Redis."""
+        """See `BlockStore`. What was written is in Redis. Takes no longer than a call may."""
         with self._lock:
             self._closed = True
+            self._lock.wait_for(lambda: self._n_calls == 0, self._settings.timeout)
         self._nodes.close()
 
     def _name(self, key: ChunkKey) -> bytes:
@@ -185,17 +187,20 @@ class RedisStore:
 
     @contextmanager
     def _counted(self) -> Iterator[float]:
-        """Yields the deadline of a call."""
+        """Around a call; yields its deadline."""
+        with self._lock:
+            if self._closed:
+                raise RedisStoreError(Reason.SHUT, "the store is closed")
+            self._n_calls += 1
         try:
-            yield self._deadline()
+            yield time.monotonic() + self._settings.timeout
         except RedisStoreError as error:
             self._count(error)
             raise
-
-    def _deadline(self) -> float:
-        if self._closed:
-            raise RedisStoreError(Reason.SHUT, "the store is closed")
-        return time.monotonic() + self._settings.timeout
+        finally:
+            with self._lock:
+                self._n_calls -= 1
+                self._lock.notify_all()
 
     def _count(self, error: RedisStoreError) -> None:
         with self._lock:

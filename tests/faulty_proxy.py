@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 Edit = Callable[[bytes, int], bytes | None]
-"""A part of a stream and its place in it, from the connection's beginning → what is passed on; None: close both ends."""
+"""A part of a stream and its place in it since the connection began → what is passed on; None: close both ends."""
 
 
 def untouched(part: bytes, at: int) -> bytes:

@@ -202,7 +202,8 @@ def test_a_single_server_that_is_taken_for_a_cluster() -> None:
 
 
 def test_few_rights_in_a_cluster(nodes: list[RedisServer]) -> None:
-    rights = "~prefixgate:kv:* -@all +getex +set +pexpire +exists +unlink +asking +cluster|slots".split()
+    rights = ["~prefixgate:kv:*", "-@all", "+getex", "+set", "+pexpire", "+exists", "+unlink"]
+    rights += ["+asking", "+cluster|slots"]
     for node in nodes:
         node.do("ACL", "SETUSER", "kv", "on", ">password", "resetchannels", *rights)
     store = RedisStore(RedisSettings(url=nodes[0].url.replace("//", "//kv:password@"), cluster=True, timeout=20.0))
