@@ -1,9 +1,9 @@
 """Frames to and from a local Redis, ours beside redis-py with hiredis: `python -m tests.bench redis_store [--quick]`.
 
-Each round does all four things once, ours and redis-py's, so that both see the same machine. A round writes a frame that
-is not there, reads it, and removes it. Both clients get what suits them: ours reads into memory that is there; redis-py
-makes bytes of its own. GB are 10⁹ bytes. `best` is that of the fastest round; `ratio` the median over rounds of redis-py's
-time ÷ ours, which holds on a busy machine as well.
+Each round does all four things once, ours and redis-py's, so that both see the same machine. A round writes a frame
+that is not there, reads it, and removes it. Both clients get what suits them: ours reads into memory that is there;
+redis-py makes bytes of its own. GB are 10⁹ bytes. `best` is that of the fastest round; `ratio` the median over rounds
+of redis-py's time ÷ ours, which holds on a busy machine as well.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import redis
 from rich.console import Console
@@ -63,10 +64,10 @@ def measured(url: str, size: int, rounds: int) -> Rounds:
             key, name = chunk_key(n), f"other{n}"
             if n == 3:
                 result.seconds.clear()  # what came before has warmed everything up
-            result.take("SET", lambda key=key: store.write(key, [frame], ALONE))
-            result.take("SET redis-py", lambda name=name: other.set(name, frame, px=86_400_000, nx=True))
-            result.take("GET", lambda key=key: store.read_into(key, [target]))
-            result.take("GET redis-py", lambda name=name: other.getex(name, px=86_400_000))
+            result.take("SET", partial(store.write, key, [frame], ALONE))
+            result.take("SET redis-py", partial(other.set, name, frame, px=86_400_000, nx=True))
+            result.take("GET", partial(store.read_into, key, [target]))
+            result.take("GET redis-py", partial(other.getex, name, px=86_400_000))
             store.remove(key)
             other.unlink(name)
     store.close()
