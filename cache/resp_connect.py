@@ -80,7 +80,8 @@ def _connected(address: Address, deadline: float) -> socket.socket:
         raise last
     except TimeoutError:
         raise RedisStoreError(Reason.TIMEOUT, f"no connection to Redis at {address} in time") from None
-    except OSError:
+    except (OSError, ValueError):
+        # A ValueError: a name that can be nobody's, such as one with a part of more than 63 letters.
         raise RedisStoreError(Reason.CONNECT, f"no connection to Redis at {address}") from None
 
 

@@ -475,6 +475,15 @@ def test_nobody_is_asked_before_the_first_call() -> None:
         assert store.stats().errors == 3, "to be asked for its size is no exception"
 
 
+@pytest.mark.parametrize("url", [f"redis://{'a' * 70}.example", "redis://localhost:1", "unix:///nobody/here"])
+def test_places_where_nobody_is(url: str) -> None:
+    with opened(RedisSettings(url=url, timeout=PATIENT, connect_timeout=PATIENT)) as store:
+        with pytest.raises(StoreError, match="no connection to Redis at"):
+            store.contains([chunk_key(1)])
+        assert store.failures() == {"connect": 1}
+        assert store.stats().errors == 2
+
+
 def test_rests_grow_and_one_call_tries() -> None:
     rest = Rest(1.0)
     assert rest.admits(0.0, 1.0)
