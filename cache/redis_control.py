@@ -132,7 +132,7 @@ class RedisControl:
 
 
 def _cluster_slots(client: redis.Redis) -> Any:
-    return client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call] # redis-py gives it no types
+    return client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]  # redis-py gives it no types
 
 
 def _unnamed() -> dict[str, None]:

@@ -112,7 +112,7 @@ class RedisServer:
     def do(self, *words: Any) -> Any:
         """One command as its operator."""
         with self.client() as client:
-            return client.execute_command(*words)  # type: ignore[no-untyped-call] # redis-py gives it no types
+            return client.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py gives it no types
 
     def freeze(self) -> None:
         """Its kernel goes on accepting connections; it does not go on at all."""

@@ -53,7 +53,7 @@ def proxy(server: RedisServer) -> Iterator[FaultyProxy]:
 
 @contextlib.contextmanager
 def opened(port: int, timeout: float = 20.0, **others: float) -> Iterator[RedisStore]:
-    store = RedisStore(RedisSettings(url=f"redis://127.0.0.1:{port}", timeout=timeout, max_rest=0.05, **others))  # type: ignore[arg-type] # numbers
+    store = RedisStore(RedisSettings(url=f"redis://127.0.0.1:{port}", timeout=timeout, max_rest=0.05, **others))  # type: ignore[arg-type]  # numbers
     try:
         yield store
     finally:

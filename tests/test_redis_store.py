@@ -461,7 +461,7 @@ def test_what_urls_say() -> None:
 )  # fmt: skip
 def test_settings_that_mean_nothing(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        RedisSettings(**wrong)  # type: ignore[arg-type] # that is the point
+        RedisSettings(**wrong)  # type: ignore[arg-type]  # that is the point
 
 
 def test_nobody_is_asked_before_the_first_call() -> None:
