@@ -24,8 +24,8 @@ def paired(targets: Sequence[memoryview], sources: Sequence[Buffer]) -> Iterator
     target = memoryview(b"")
     for source in sources:
         rest = memoryview(source)
-        while len(rest):
-            while not len(target):
+        while rest:
+            while not target:
                 following = next(ours, None)
                 if following is None:
                     return

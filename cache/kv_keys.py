@@ -140,9 +140,7 @@ def chunk_keys(
         yield parent
 
 
-def _head(
-    fingerprint: bytes, geometry: Geometry, salt: bytes, adapter: str, image_digests: Sequence[bytes]
-) -> bytes:
+def _head(fingerprint: bytes, geometry: Geometry, salt: bytes, adapter: str, image_digests: Sequence[bytes]) -> bytes:
     """The fields that all chunks of a prompt have in common."""
     return b"".join(
         [

@@ -135,13 +135,18 @@ def test_golden_bytes_of_an_encrypted_frame() -> None:
 SIZES = st.lists(st.integers(0, 40), max_size=12)
 
 
+SPECS = st.builds(
+    lambda n_blocks, parent, salt: replace(SPEC, n_tokens=2 * n_blocks, parent=parent, salt=salt),
+    st.integers(1, 3),
+    st.sampled_from([None, SPEC.parent]),
+    st.binary(max_size=9),
+)
+
+
 @both
-@given(SIZES, SIZES, st.integers(1, 3), st.sampled_from([None, SPEC.parent]), st.binary(max_size=9))
-def test_round_trip(
-    mode: Mode, written: list[int], wanted: list[int], n_blocks: int, parent: ChunkKey | None, salt: bytes
-) -> None:
-    spec = replace(SPEC, n_tokens=2 * n_blocks, parent=parent, salt=salt)
-    payload = random.Random(n_blocks).randbytes(spec.payload_bytes)
+@given(SPECS, SIZES, SIZES)
+def test_round_trip(mode: Mode, spec: FrameSpec, written: list[int], wanted: list[int]) -> None:
+    payload = random.Random(spec.n_tokens).randbytes(spec.payload_bytes)
     frame = mode.write(spec, cut(payload, written))
     assert len(frame) == spec.frame_bytes
     assert mode.read(frame, spec) == payload

@@ -9,6 +9,7 @@ _DEFAULT = "dataplane"
 _NAMES = (
     "dataplane", "stages", "tokens", "index", "routing", "sessions", "simulated", "churn", "slow_clients",
     "chaos", "worker", "worker_model",
+    "chaos", "redis_store", "kv_codec",
 )  # fmt: skip
 
 if __name__ == "__main__":
