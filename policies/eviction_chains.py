@@ -67,8 +67,9 @@ class ChainedEviction:
             raise ValueError(f"an entry of {size!r} bytes at a cost of {cost!r}, its parent itself: {parent == key}")
         known = self._entries.get(key)
         if known is not None:
-            self._charge(known.tenant, size - known.size)
-            self._renew(known, size, cost, now)
+            if (size, cost) != (known.size, known.cost):
+                self._change(known, size, cost)
+            self._use(known, now)
             return
         entry = self._entries[key] = Entry(key, size, parent, tenant, cost)
         before = self._entries.get(parent) if parent is not None else None
@@ -138,32 +139,41 @@ class ChainedEviction:
         """See `EvictionPolicy.expired`."""
         self._reprieve()
         named = []
-        for entry in self._outlived(now):
+        while (entry := self._outlived(now)) is not None:
             self._condemn(entry)
             named.append(entry.key)
         return named
 
     def _in_turn(self, gone: Mapping[TenantName, int], now: float) -> Iterator[Entry]:
         """Who goes next, while each is condemned before the next one is asked for; `gone` tells of whom how much was."""
-        yield from self._outlived(now)
-        for tenant in self._above_quota:
-            order = self._tenant_orders[tenant]
-            while self.bytes_of(tenant) - gone.get(tenant, 0) > self._quota(tenant):
-                chosen = order.choose(now)
+        tenants = iter(self._above_quota)
+        tenant = next(tenants, None)
+        while True:
+            chosen = self._outlived(now)
+            while chosen is None and tenant is not None:
+                if self.bytes_of(tenant) - gone.get(tenant, 0) > self._quota(tenant):
+                    chosen = self._tenant_orders[tenant].choose(now)
                 if chosen is None:
-                    break
-                yield chosen
-        while (chosen := self._order.choose(now)) is not None:
+                    tenant = next(tenants, None)
+            chosen = chosen or self._order.choose(now)
+            if chosen is None:
+                return
             yield chosen
+            before = self._entries.get(chosen.parent) if chosen.parent is not None else None
+            if before is not None and before.tenant != chosen.tenant:  # it may have stood in its tenant's way
+                tenants = iter(self._above_quota)
+                tenant = next(tenants, None)
 
-    def _outlived(self, now: float) -> Iterator[Entry]:
-        while self._recency and (oldest := self._recency.lowest()) and oldest.used + self._ttl < now:
-            yield oldest
+    def _outlived(self, now: float) -> Entry | None:
+        oldest = self._recency.lowest() if self._recency else None
+        return oldest if oldest is not None and oldest.used + self._ttl < now else None
 
     def _condemn(self, entry: Entry) -> None:
         self._withdraw(entry)
         entry.condemned = True
         self._condemned[entry] = None
+        for order in self._orders(entry):
+            order.leave(entry)
         self._release(entry)
 
     def _reprieve(self) -> None:
@@ -177,8 +187,7 @@ class ChainedEviction:
             self._acquit(entry, due=False)
 
     def _acquit(self, entry: Entry, *, due: bool) -> None:
-        del self._condemned[entry]
-        entry.condemned = False
+        self._spare(entry)
         if not entry.pins and not self._live.get(entry.key):
             self._offer(entry, due=due, since=entry.seq)
         self._hold(entry.parent)
@@ -193,9 +202,14 @@ class ChainedEviction:
             if not entry.condemned:
                 self._withdraw(entry)
                 return
-            del self._condemned[entry]
-            entry.condemned = False
+            self._spare(entry)
             key = entry.parent
+
+    def _spare(self, entry: Entry) -> None:
+        del self._condemned[entry]
+        entry.condemned = False
+        for order in self._orders(entry):
+            order.stay(entry)
 
     def _release(self, child: Entry) -> None:
         """One child less; its parent may be evictable now, in its place."""
@@ -213,16 +227,18 @@ class ChainedEviction:
             self._offer(entry, due=True, since=child.seq)
 
     def _use(self, entry: Entry, now: float) -> None:
+        self._save(entry)
         self._stamp(entry, now)
         entry.hits += 1
         entry.reach = entry.end
         for order in self._orders(entry):
             order.use(entry)
-        self._save(entry)
 
-    def _renew(self, entry: Entry, size: int, cost: float, now: float) -> None:
+    def _change(self, entry: Entry, size: int, cost: float) -> None:
         """Another size or cost may lower its rank: it is offered anew."""
-        on_offer = not entry.condemned and not entry.pins and not self._live.get(entry.key)
+        self._save(entry)
+        self._charge(entry.tenant, size - entry.size)
+        on_offer = not entry.pins and not self._live.get(entry.key)
         if on_offer:
             self._withdraw(entry)
         for order in self._orders(entry):
@@ -234,7 +250,6 @@ class ChainedEviction:
             order.add(entry)
         if on_offer:
             self._offer(entry, due=False, since=entry.seq)
-        self._use(entry, now)
 
     def _stamp(self, entry: Entry, now: float) -> None:
         self._uses += 1

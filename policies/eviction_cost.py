@@ -136,9 +136,7 @@ class HitDensityOrder(Order):
 
     def offer(self, entry: Entry, *, due: bool, since: int) -> None:
         """It goes into the class that it has now."""
-        if entry not in self._offered:
-            kind = self._offered[entry] = _class(entry, entry.hits)
-            self._heaps[kind].push(entry)
+        self._heaps[self._offered.setdefault(entry, _class(entry, entry.hits))].push(entry)
 
     def withdraw(self, entry: Entry) -> None:
         """See `Order.withdraw`."""

@@ -12,19 +12,20 @@ _SLACK: Final = 64
 
 
 class RankHeap:
-    """O(log n) amortised for all it does.
+    """O(log n) amortised for all it does. Among equals the one that was used longest ago comes first.
 
     The rank of an entry must not fall while it is on offer: an item then lies too low at worst, is met too early, and
     sinks to where it belongs.
     """
 
-    __slots__ = ("_heap", "_rank", "_ranks", "_ties")
+    __slots__ = ("_heap", "_pushes", "_rank", "_ranks")
 
     def __init__(self, rank: Callable[[Entry], float]) -> None:
         self._rank = rank
-        self._heap: list[tuple[float, int, Entry]] = []  # with items that nobody stands behind any longer
-        self._ranks: dict[Entry, float] = {}
-        self._ties = 0
+        # With items that nobody stands behind any longer; the count keeps entries from being compared.
+        self._heap: list[tuple[tuple[float, int], int, Entry]] = []
+        self._ranks: dict[Entry, tuple[float, int]] = {}
+        self._pushes = 0
 
     def __contains__(self, entry: Entry) -> bool:
         return entry in self._ranks
@@ -36,9 +37,9 @@ class RankHeap:
         if len(self._heap) > 2 * len(self._ranks) + _SLACK:
             self._heap = [item for item in self._heap if self._ranks.get(item[2]) == item[0]]
             heapify(self._heap)
-        rank = self._ranks[entry] = self._rank(entry)
-        self._ties += 1
-        heappush(self._heap, (rank, self._ties, entry))
+        rank = self._ranks[entry] = (self._rank(entry), entry.seq)
+        self._pushes += 1
+        heappush(self._heap, (rank, self._pushes, entry))
 
     def discard(self, entry: Entry) -> None:
         """Not on offer any longer, if it was."""
@@ -54,10 +55,10 @@ class RankHeap:
             elif entry.pins:
                 heappop(heap)
                 del ranks[entry]
-            elif (true := self._rank(entry)) > rank:
+            elif (true := (self._rank(entry), entry.seq)) != rank:
                 ranks[entry] = true
-                self._ties += 1
-                heapreplace(heap, (true, self._ties, entry))
+                self._pushes += 1
+                heapreplace(heap, (true, self._pushes, entry))
             else:
                 return entry
         return None

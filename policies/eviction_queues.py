@@ -76,25 +76,32 @@ class S3FifoOrder(Order):
 
     def add(self, entry: Entry) -> None:
         """See `Order.add`."""
-        self._entries += 1
-        self._bytes += entry.size
-        if self._ghosts.pop(entry.key, self) is self:
+        if entry.key in self._ghosts:
+            del self._ghosts[entry.key]
+        else:
             self._new.add(entry)
-            self._new_bytes += entry.size
+        self._count(entry, 1)
 
     def use(self, entry: Entry) -> None:
         """See `Order.use`."""
         if entry in self._new and entry not in self._small and entry.hits >= self._needed:
             self._promote(entry)
 
+    def leave(self, entry: Entry) -> None:
+        """See `Order.leave`."""
+        self._count(entry, -1)
+
+    def stay(self, entry: Entry) -> None:
+        """See `Order.stay`."""
+        self._count(entry, 1)
+
     def drop(self, entry: Entry, *, evicted: bool) -> None:
         """See `Order.drop`."""
-        self._entries -= 1
-        self._bytes -= entry.size
-        if entry in self._new:
-            self._promote(entry)
-            if evicted:
-                self._ghosts[entry.key] = None
+        if not evicted:
+            self._count(entry, -1)
+        elif entry in self._new:
+            self._ghosts[entry.key] = None
+        self._new.discard(entry)
         while len(self._ghosts) > self._entries:
             self._ghosts.popitem(last=False)
 
@@ -131,6 +138,12 @@ class S3FifoOrder(Order):
             else:
                 return entry
         return None
+
+    def _count(self, entry: Entry, sign: int) -> None:
+        self._entries += sign
+        self._bytes += sign * entry.size
+        if entry in self._new:
+            self._new_bytes += sign * entry.size
 
     def _promote(self, entry: Entry) -> None:
         self._new.discard(entry)

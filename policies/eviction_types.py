@@ -101,7 +101,13 @@ class Order:
         """It was used once more, on offer or not."""
 
     def drop(self, entry: Entry, *, evicted: bool) -> None:
-        """It left the cache, after having been withdrawn."""
+        """It left the cache, after having been withdrawn; `evicted` where it was told to `leave`."""
+
+    def leave(self, entry: Entry) -> None:
+        """It was chosen and will be dropped, unless it is told to `stay`."""
+
+    def stay(self, entry: Entry) -> None:
+        """It was told to `leave`, and will not."""
 
     def offer(self, entry: Entry, *, due: bool, since: int) -> None:
         """It may be evicted from now on. `due`: it takes the place of a child that was chosen just now, or goes back
