@@ -19,10 +19,12 @@ from policies.types import Tier
 
 __all__ = ["PROBE_AFTER", "PrefillModel", "RestorableChunk", "RestorePlan", "TierSpeed", "attended", "plan_restore"]
 
-PROBE_AFTER: Final = 10.0
-"""Seconds after which a tier's speed is to be measured again."""
+PROBE_AFTER: Final = 1.0
+"""Seconds after which the speed of a tier that nobody uses is measured again."""
+_PROBE_SHARE: Final = 0.05
+"""Of the time that may go into that, as a tier is believed to be."""
 _UNSURE: Final = 0.25
-"""From this margin on it is measured again at once."""
+"""From this doubt on it is measured again as soon as that share allows."""
 
 
 class RestorableChunk(NamedTuple):
@@ -114,6 +116,7 @@ def _probe(
         if tier in measured or speed is None:
             continue
         measured.add(tier)
-        if speed.margin > _UNSURE or now - speed.measured_at > PROBE_AFTER:
+        pause = max(0.0 if speed.doubt > _UNSURE else PROBE_AFTER, speed.seconds(chunks[index].bytes) / _PROBE_SHARE)
+        if now - speed.measured_at >= pause:
             return index
     return None

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from math import ceil, inf, isfinite
 from typing import Final
 
 _KEPT: Final = 16
-_MEMORY: Final = 0.75
-"""Weight of a transfer beside the next newer one: three that agree outvote all before them."""
-_ROUNDS: Final = 4
+_MEMORY: Final = 0.85
+"""Weight of a transfer beside the next newer one."""
+_SURPRISE: Final = 1.5
+"""By this factor a transfer must differ from what was expected to say that something has changed."""
+_ROUNDS: Final = 5
+_USUAL: Final = 0.2
+"""By this share a transfer may be off and still counts in full."""
+_STIFFNESS: Final = 0.05
+"""How much the belief in a round trip weighs, where a transfer that consists of nothing else weighs 1."""
+_LEAST_SHARE: Final = 0.01
 _WORST_SURPRISE: Final = 4.0
 _LEAST_SECONDS: Final = 1e-9
 _UNMEASURED_MARGIN: Final = 0.5
@@ -25,7 +33,7 @@ class TierSpeed:
     believed to be.
     """
 
-    __slots__ = ("_rtt", "_second_per_byte", "_seen", "margin", "measured_at")
+    __slots__ = ("_rtt", "_second_per_byte", "_seen", "doubt", "margin", "measured_at")
 
     def __init__(self, rtt: float, bandwidth: float) -> None:
         """What is believed at first: seconds, bytes/s. Raises ValueError for what is not above 0 and finite."""
@@ -37,6 +45,8 @@ class TierSpeed:
         self.margin = _UNMEASURED_MARGIN
         """How much longer, as a share, it must be expected to take for being on the safe side: the mean of what transfers
         took too long of late. One bad transfer raises it at once."""
+        self.doubt = _UNMEASURED_MARGIN
+        """The same for what they took too long or too short: whether it should be measured once more."""
         self.measured_at = -inf
         """`now` of the last transfer."""
 
@@ -60,43 +70,51 @@ class TierSpeed:
             return
         self._seen.appendleft((float(n_bytes), max(seconds, _LEAST_SECONDS)))
         self.measured_at = now
+        self._forget_the_past_if_it_is_over()
+        believed_rtt = self._rtt
         for _ in range(_ROUNDS):
-            self._fit()
+            self._fit(believed_rtt)
         ages = [_MEMORY**age for age in range(len(self._seen))]
-        late = (
-            weight * min(max(took / self.seconds(size) - 1.0, 0.0), _WORST_SURPRISE)
-            for weight, (size, took) in zip(ages, self._seen, strict=True)
-        )
-        self.margin = sum(late) / sum(ages)
+        ratios = [took / self.seconds(size) for size, took in self._seen]
+        late = [min(max(ratio - 1.0, 0.0), _WORST_SURPRISE) for ratio in ratios]
+        early = [min(max(1.0 / ratio - 1.0, 0.0), _WORST_SURPRISE) for ratio in ratios]
+        self.margin = _dot(ages, late) / sum(ages)
+        self.doubt = self.margin + _dot(ages, early) / sum(ages)
 
-    def _fit(self) -> None:
-        """One round of each given the other: a transfer speaks for either as far as its time consists of it."""
-        slopes, rests = [], []
-        weight = 1.0
+    def _forget_the_past_if_it_is_over(self) -> None:
+        newest = [took / self.seconds(size) for size, took in islice(self._seen, 2)]
+        if len(newest) == 2 and (min(newest) > _SURPRISE or max(newest) < 1 / _SURPRISE):
+            while len(self._seen) > 2:
+                self._seen.pop()
+
+    def _fit(self, believed_rtt: float) -> None:
+        """One round of least squares of the relative error, in which what is far off weighs less."""
+        w1 = w_size = w_size2 = w_took = w_both = 0.0
+        memory = 1.0
         for size, took in self._seen:
-            by_bytes = size * self._second_per_byte
-            share = by_bytes / (by_bytes + self._rtt)
-            if size:
-                slopes.append(((took - self._rtt) / size, weight * share))
-            rests.append((took - by_bytes, weight * (1.0 - share)))
-            weight *= _MEMORY
-        sizes = [size for size, _ in self._seen]
-        if slopes:
-            self._second_per_byte = max(_median(slopes), 0.1 * min(t / s for s, t in self._seen if s))
-        if max(sizes) > 2 * min(sizes):
-            self._rtt = max(_median(rests), 0.01 * min(took for _, took in self._seen))
+            expected = self.seconds(size)
+            off = max(took / expected, expected / took) - 1.0
+            weight = memory * min(1.0, _USUAL / off if off else 1.0) / expected**2
+            w1 += weight
+            w_size += weight * size
+            w_size2 += weight * size * size
+            w_took += weight * took
+            w_both += weight * size * took
+            memory *= _MEMORY
+        held = _STIFFNESS / believed_rtt**2
+        w1 += held
+        w_took += held * believed_rtt
+        quickest = min(took for _, took in self._seen)
+        determinant = w1 * w_size2 - w_size**2  # above 0 by what is held, unless all were empty
+        rtt = (w_took * w_size2 - w_size * w_both) / determinant if w_size2 else w_took / w1
+        self._rtt = max(rtt, _LEAST_SHARE * quickest)
+        if w_size2:
+            slope = (w_both - w_size * self._rtt) / w_size2
+            self._second_per_byte = max(slope, _LEAST_SHARE * min(took / size for size, took in self._seen if size))
 
 
-def _median(values: Iterable[tuple[float, float]]) -> float:
-    """Of (value, weight) pairs, at least one: the middle of the lower and the upper weighted median."""
-    ordered = sorted(values)
-    half = sum(weight for _, weight in ordered) / 2
-    below = 0.0
-    for value, weight in ordered:
-        below += weight
-        if below >= half:
-            return value
-    return ordered[-1][0]
+def _dot(left: Iterable[float], right: Iterable[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))
 
 
 def attended(n_tokens: float, context: float) -> float:
@@ -114,7 +132,7 @@ class PrefillModel:
     __slots__ = ("_coefficients", "_moments", "_products", "_stale", "_step_tokens")
 
     _MEMORY: Final = 0.99
-    _STIFFNESS: Final = 1e-4
+    _STIFFNESS: Final = 1e-7
     _SCALE: Final = (1.0, 1e-3, 1e-6)
 
     def __init__(self, tokens_per_second: float, *, step_tokens: int | None = None) -> None:

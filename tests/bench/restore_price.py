@@ -1,9 +1,9 @@
 """What the price of a restore loses against who knows everything: regret over mixed lengths, tiers and throttled tiers.
 
 `python -m tests.bench.restore_price` plans 20,000 prompts of each model, whose chunks lie on host, disk and Redis in this
-order. Every 400 prompts or so a tier becomes 3, 10, 30 or 100 times slower, or is itself again; each transfer and step
-varies by `--noise`, and one transfer in a hundred takes ten times as long. The planner is told nothing of it but what
-transfers and steps took. Exact and repeatable; about 20 s.
+order. Every 200 prompts or so a tier is throttled to between 100% and 0.3% of its bandwidth, or is itself again; each
+transfer and step varies by `--noise`, and one transfer in a hundred takes ten times as long. The planner is told
+nothing of it but what transfers and steps took. Exact and repeatable; about 20 s.
 
 Regret: expected time of what was planned ÷ that of the better of restoring all and recomputing all, less 1; negative
 where a part was better than either. *always restore* and *always recompute* stand beside it.
@@ -15,7 +15,7 @@ import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 from typing import Final
 
 from rich.console import Console
@@ -26,7 +26,8 @@ from policies.types import Tier
 
 TIERS: Final = {Tier.HOST: (20e-6, 12e9), Tier.DISK: (200e-6, 2e9), Tier.REDIS: (500e-6, 1.5e9)}
 """Round trip in seconds, bytes/s, when nothing throttles."""
-THROTTLES: Final = (1.0, 1.0, 1 / 3, 1 / 10, 1 / 30, 1 / 100)
+_LEAST_SHARE: Final = 0.003
+"""Of a tier's bandwidth that is left when it is throttled most."""
 _STEP_TOKENS: Final = 8192
 _CHUNK_TOKENS: Final = 64
 
@@ -74,10 +75,11 @@ class World:
 
     def change(self) -> None:
         """Now and then another tier is throttled."""
-        if self._random.random() < 1 / 400:
+        if self._random.random() < 1 / 200:
             tier = self._random.choice(list(TIERS))
             rtt, bandwidth = TIERS[tier]
-            self.speeds[tier] = rtt, bandwidth * self._random.choice(THROTTLES)
+            share = 1.0 if self._random.random() < 0.25 else exp(self._random.uniform(log(_LEAST_SHARE), 0.0))
+            self.speeds[tier] = rtt, bandwidth * share
 
     def transfer_s(self, tier: Tier, n_bytes: int) -> float:
         rtt, bandwidth = self.speeds[tier]
