@@ -21,7 +21,7 @@ __all__ = ["PROBE_AFTER", "PrefillModel", "RestorableChunk", "RestorePlan", "Tie
 
 PROBE_AFTER: Final = 1.0
 """Seconds after which the speed of a tier that nobody uses is measured again."""
-_PROBE_SHARE: Final = 0.05
+_PROBE_SHARE: Final = 0.25
 """Of the time that may go into that, as a tier is believed to be."""
 _UNSURE: Final = 0.25
 """From this doubt on it is measured again as soon as that share allows."""
