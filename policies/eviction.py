@@ -38,8 +38,8 @@ def make_eviction(
     ttl: float | None = None,
     tail: float = DEFAULT_TAIL,
 ) -> EvictionPolicy:
-    """The policy of that name. Each takes the same options: bytes that a tenant may have before it is evicted from first,
-    for tenants by name and for all others; seconds that what is not used is kept, without end unless told, and
+    """The policy of that name. Each takes the same options: bytes that a tenant may have before it is evicted from
+    first, for tenants by name and for all others; seconds that what is not used is kept, without end unless told, and
     `DEFAULT_TTL` for `lru_ttl`; how much of a chain's end `tail_lru` thinks it can do without.
 
     Raises ValueError with the names there are, for negative quotas, and for a `ttl` not above 0.

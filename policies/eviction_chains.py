@@ -26,8 +26,8 @@ class ChainedEviction:
         default_quota: int | None = None,
         ttl: float | None = None,
     ) -> None:
-        """`quotas` in bytes; tenants not named there have `default_quota`, or none. `ttl` in seconds since the last use.
-        Raises ValueError for a negative quota or a `ttl` not above 0.
+        """`quotas` in bytes; tenants not named there have `default_quota`, or none. `ttl` in seconds since the last
+        use. Raises ValueError for a negative quota or a `ttl` not above 0.
         """
         if ttl is not None and not ttl > 0:
             raise ValueError(f"a time to live of {ttl!r} s keeps nothing")
@@ -145,7 +145,7 @@ class ChainedEviction:
         return named
 
     def _in_turn(self, gone: Mapping[TenantName, int], now: float) -> Iterator[Entry]:
-        """Who goes next, while each is condemned before the next one is asked for; `gone` tells of whom how much was."""
+        """Who goes next, while each is condemned before the next one is asked for; `gone`: bytes by tenant."""
         tenants = iter(self._above_quota)
         tenant = next(tenants, None)
         while True:

@@ -12,8 +12,8 @@ from policies.eviction_types import Entry, Key, Order
 
 
 class GdsfOrder(Order):
-    """GreedyDual-Size-Frequency (Cherkasova 1998): rank = clock + uses × cost ÷ size, as of the last use, where the clock
-    is the rank of the last one evicted, so that what is not used any longer sinks however dear it is.
+    """GreedyDual-Size-Frequency (Cherkasova 1998): rank = clock + uses × cost ÷ size, as of the last use, where the
+    clock is the rank of the last one evicted, so that what is not used any longer sinks however dear it is.
 
     The KV of later tokens costs more to compute, so long prompts stay longer than short ones.
     """
@@ -37,7 +37,7 @@ class GdsfOrder(Order):
         if evicted:
             self._clock = max(self._clock, rank)
 
-    def offer(self, entry: Entry, *, due: bool, since: int) -> None:
+    def offer(self, entry: Entry, *, due: bool, since: int) -> None:  # noqa: ARG002 - as `Order` has it
         """It goes where its rank puts it."""
         self._heap.push(entry)
 
@@ -45,7 +45,7 @@ class GdsfOrder(Order):
         """See `Order.withdraw`."""
         self._heap.discard(entry)
 
-    def choose(self, now: float) -> Entry | None:
+    def choose(self, now: float) -> Entry | None:  # noqa: ARG002 - as `Order` has it
         """See `Order.choose`."""
         return self._heap.lowest()
 
@@ -134,7 +134,7 @@ class HitDensityOrder(Order):
             _, (kind, used) = self._ghosts.popitem(last=False)
             self._saw(self._ages[kind].ends, newest - used)
 
-    def offer(self, entry: Entry, *, due: bool, since: int) -> None:
+    def offer(self, entry: Entry, *, due: bool, since: int) -> None:  # noqa: ARG002 - as `Order` has it
         """It goes into the class that it has now."""
         self._heaps[self._offered.setdefault(entry, _class(entry, entry.hits))].push(entry)
 

@@ -37,7 +37,7 @@ class SieveOrder(Order):
         if self._ahead.pop(entry, None) is None:
             self._passed.pop(entry, None)
 
-    def choose(self, now: float) -> Entry | None:
+    def choose(self, now: float) -> Entry | None:  # noqa: ARG002 - as `Order` has it
         """Moves the hand; it stops at the one that it returns."""
         while self._ahead or self._passed:
             if not self._ahead:
@@ -58,8 +58,8 @@ class S3FifoOrder(Order):
     into the main one, where each further use, up to three, is one more round. Who was evicted from the small queue and
     comes back within as many evictions as there are entries goes to the main one at once.
 
-    Small is `small_share` of the bytes that are here. Entries within a chain have a queue too, though they wait in none:
-    they count, and move to the main one when they are used.
+    Small is `small_share` of the bytes that are here. Entries within a chain have a queue too, though they wait in
+    none: they count, and move to the main one when they are used.
     """
 
     def __init__(self, small_share: float = 0.1, needed_hits: int = 1) -> None:
@@ -119,7 +119,7 @@ class S3FifoOrder(Order):
         if self._small.pop(entry, None) is None:
             self._main.pop(entry, None)
 
-    def choose(self, now: float) -> Entry | None:
+    def choose(self, now: float) -> Entry | None:  # noqa: ARG002 - as `Order` has it
         """Moves what was used, within its queue or to the main one."""
         while self._small or self._main:
             small = self._small and (not self._main or self._new_bytes > self._small_share * self._bytes)

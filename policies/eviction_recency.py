@@ -17,7 +17,7 @@ class LruOrder(Order):
     def __init__(self) -> None:
         self._heap = RankHeap(last_use)
 
-    def offer(self, entry: Entry, *, due: bool, since: int) -> None:
+    def offer(self, entry: Entry, *, due: bool, since: int) -> None:  # noqa: ARG002 - as `Order` has it
         """It goes where its last use puts it."""
         self._heap.push(entry)
 
@@ -25,14 +25,14 @@ class LruOrder(Order):
         """See `Order.withdraw`."""
         self._heap.discard(entry)
 
-    def choose(self, now: float) -> Entry | None:
+    def choose(self, now: float) -> Entry | None:  # noqa: ARG002 - as `Order` has it
         """See `Order.choose`."""
         return self._heap.lowest()
 
 
 class TailLruOrder(Order):
-    """Tail-optimised LRU (Zhang, Li, Moallemi and Peng, arXiv 2510.15152): first whatever can go without making the next
-    turn of its conversation slow, which is to compute more than `threshold`; then LRU. Among the former LRU too.
+    """Tail-optimised LRU (Zhang, Li, Moallemi and Peng, arXiv 2510.15152): first whatever can go without making the
+    next turn of its conversation slow, which is to compute more than `threshold`; then LRU. Among the former LRU too.
 
     A conversation whose history costs L, and whose next turn is expected to bring `next_turn`, is slow only if less
     than L + next_turn - threshold is still here. So the last `threshold` of every history can go, and short ones as a
@@ -48,7 +48,7 @@ class TailLruOrder(Order):
         self._safe = RankHeap(last_use)
         self._rest = RankHeap(last_use)
 
-    def offer(self, entry: Entry, *, due: bool, since: int) -> None:
+    def offer(self, entry: Entry, *, due: bool, since: int) -> None:  # noqa: ARG002 - as `Order` has it
         """It goes among those that can go, or among the rest."""
         if entry in self._safe or entry in self._rest:
             return
@@ -66,6 +66,6 @@ class TailLruOrder(Order):
         self._safe.discard(entry)
         self._rest.discard(entry)
 
-    def choose(self, now: float) -> Entry | None:
+    def choose(self, now: float) -> Entry | None:  # noqa: ARG002 - as `Order` has it
         """See `Order.choose`."""
         return self._safe.lowest() or self._rest.lowest()

@@ -35,7 +35,8 @@ class EvictionPolicy(Protocol):
     def victims(self, need_bytes: int, now: float) -> list[Key]:
         """Who goes, in this order, to free `need_bytes`; fewer bytes where there is no more to take. They stay until
         `remove`. Never a pinned one, nor one that a pinned one descends from. Expired ones come first, then those of
-        tenants above their quota as far as they are above it, then the policy's choice. Linear in its answer, amortised.
+        tenants above their quota as far as they are above it, then the policy's choice. Linear in its answer,
+        amortised.
         """
         ...
 

@@ -67,10 +67,10 @@ def plan_restore(
     rho: float = 0.0,
     context: int = 0,
 ) -> RestorePlan:
-    """The cheapest for a prompt of which `context` tokens are on the device and `n_tokens` follow, the first of which are
-    in `chunks`, in order. Tiers are read one after the other, each in one go, also where they alternate. A chunk whose
-    tier has no speed ends what can be restored, and so does one that reaches past the last token but one: something must
-    be computed to get at the next token. Linear in the chunks.
+    """The cheapest for a prompt of which `context` tokens are on the device and `n_tokens` follow, the first of which
+    are in `chunks`, in order. Tiers are read one after the other, each in one go, also where they alternate. A chunk
+    whose tier has no speed ends what can be restored, and so does one that reaches past the last token but one:
+    something must be computed to get at the next token. Linear in the chunks.
 
     Raises ValueError for a negative `rho`.
     """

@@ -43,8 +43,8 @@ class TierSpeed:
         self._second_per_byte = 1.0 / bandwidth
         self._seen: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # bytes, seconds; newest first
         self.margin = _UNMEASURED_MARGIN
-        """How much longer, as a share, it must be expected to take for being on the safe side: the mean of what transfers
-        took too long of late. One bad transfer raises it at once."""
+        """How much longer, as a share, it must be expected to take for being on the safe side: the mean of what
+        transfers took too long of late. One bad transfer raises it at once."""
         self.doubt = _UNMEASURED_MARGIN
         """The same for what they took too long or too short: whether it should be measured once more."""
         self.measured_at = -inf

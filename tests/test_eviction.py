@@ -1,4 +1,4 @@
-"""One contract for all eviction policies, against a model that knows nothing of how they are made; then each one's own."""
+"""One contract for all eviction policies, against a model that knows nothing of how they work; then each one's own."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 @pytest.mark.parametrize("options", [{"ttl": 0.0}, {"ttl": float("nan")}, {"quotas": {"a": -1}}, {"default_quota": -1}])
 def test_senseless_options_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="quota|time to live"):
+    with pytest.raises(ValueError, match=r"quota|time to live"):
         make_eviction("lru", **options)  # type: ignore[arg-type]  # each is of the right type for its name
 
 

@@ -58,7 +58,7 @@ speeds_of_all_kinds = st.fixed_dictionaries(
 models = st.builds(PrefillModel, st.floats(100, 1e6), step_tokens=st.sampled_from([None, 100, 2048]))
 
 
-def cost_of(
+def cost_of(  # noqa: PLR0917 - a formula of seven quantities
     k: int, chunks: Sequence[RestorableChunk], n_tokens: int, speeds: dict[Tier, TierSpeed], model: PrefillModel,
     rho: float, context: int,
 ) -> float:  # fmt: skip
@@ -73,7 +73,7 @@ def cost_of(
 
 
 @given(chunks_of_all_kinds, st.integers(1, 9000), speeds_of_all_kinds, models, st.floats(0, 5), st.integers(0, 5000))
-def test_it_is_the_best_of_all(
+def test_it_is_the_best_of_all(  # noqa: PLR0917 - what hypothesis draws
     chunks: list[RestorableChunk], n_tokens: int, speeds: dict[Tier, TierSpeed], model: PrefillModel, rho: float,
     context: int,
 ) -> None:  # fmt: skip
@@ -96,7 +96,7 @@ def test_it_is_the_best_of_all(
 
 
 @given(chunks_of_all_kinds, st.integers(1, 9000), models, st.floats(1e6, 1e11), st.floats(1.0, 100.0), st.floats(0, 5))
-def test_more_bandwidth_never_restores_less(
+def test_more_bandwidth_never_restores_less(  # noqa: PLR0917 - what hypothesis draws
     chunks: list[RestorableChunk], n_tokens: int, model: PrefillModel, bandwidth: float, factor: float, rho: float
 ) -> None:
     slow = dict.fromkeys(TIERS, TierSpeed(1e-3, bandwidth))
@@ -107,7 +107,7 @@ def test_more_bandwidth_never_restores_less(
 
 
 @given(chunks_of_all_kinds, st.integers(1, 9000), speeds_of_all_kinds, models, st.floats(0, 5), st.floats(0, 5))
-def test_a_longer_queue_never_restores_less(
+def test_a_longer_queue_never_restores_less(  # noqa: PLR0917 - what hypothesis draws
     chunks: list[RestorableChunk], n_tokens: int, speeds: dict[Tier, TierSpeed], model: PrefillModel, rho: float,
     more: float,
 ) -> None:  # fmt: skip
@@ -182,7 +182,8 @@ def test_what_cannot_be_teaches_nothing() -> None:
     speed = TierSpeed(1e-3, 1e9)
     for size, seconds in ((-1, 1.0), (1, -1.0), (1, nan), (1, inf)):
         speed.observe(size, seconds, 5.0)
-    assert (speed.rtt, speed.bandwidth, speed.measured_at) == (1e-3, pytest.approx(1e9), -inf)
+    assert speed.seconds(1_000_000) == pytest.approx(2e-3)
+    assert speed.measured_at == -inf
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**10), st.floats(0, 1e4)), max_size=40))

@@ -1,7 +1,7 @@
-"""What the price of a restore loses against who knows everything: regret over mixed lengths, tiers and throttled tiers.
+"""What the price of a restore loses against who knows everything: regret over mixed lengths and throttled tiers.
 
-`python -m tests.bench.restore_price` plans 20,000 prompts of each model, whose chunks lie on host, disk and Redis in this
-order. Every 200 prompts or so a tier is throttled to between 100% and 0.3% of its bandwidth, or is itself again; each
+`python -m tests.bench.restore_price` plans 20,000 prompts of each model, whose chunks lie on host, disk and Redis in
+this order. Every 200 prompts or so a tier is throttled to between 100% and 0.3% of its bandwidth, or is itself again; each
 transfer and step varies by `--noise`, and one transfer in a hundred takes ten times as long. The planner is told
 nothing of it but what transfers and steps took. Exact and repeatable; about 20 s.
 
@@ -136,7 +136,7 @@ def run(machine: Machine, n_prompts: int, noise: float, seed: int) -> Regrets:
     return regrets
 
 
-def learn(
+def learn(  # noqa: PLR0917 - what a worker knows after a request
     world: World,
     plan: RestorePlan,
     chunks: Sequence[RestorableChunk],
