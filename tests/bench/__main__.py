@@ -8,7 +8,7 @@ import sys
 _DEFAULT = "dataplane"
 _NAMES = (
     "dataplane", "stages", "tokens", "index", "routing", "sessions", "simulated", "churn", "slow_clients",
-    "chaos",
+    "chaos", "eviction", "restore_price",
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -168,8 +168,20 @@ def best(workload: Workload, capacity: int) -> list[int]:
     return found
 
 
+_taken: Workload
+
+
+def _take(workload: Workload) -> None:
+    global _taken  # noqa: PLW0603 - how a pool's process is given what all its jobs share
+    _taken = workload
+
+
+def _replay(job: tuple[str, float, int]) -> Outcome:
+    return replay(_taken, *job)
+
+
 def main() -> None:
-    """Replay everything and print two tables a trace."""
+    """Replay everything and print a table a trace."""
     options = _options()
     workloads = [
         load(options.conversation, "Mooncake conversation", 1, options.limit),
@@ -177,14 +189,13 @@ def main() -> None:
     ]
     policies = [*options.policies.split(","), BEST]
     results: dict[str, dict[str, list[Outcome]]] = {}
-    with ProcessPoolExecutor(options.processes) as pool:
-        for workload in workloads:
-            jobs = {
-                policy: [pool.submit(replay, workload, policy, share, options.tail) for share in CAPACITIES]
-                for policy in policies
-            }
-            results[workload.name] = {policy: [job.result() for job in row] for policy, row in jobs.items()}
-            show(workload, results[workload.name], options.tail)
+    for workload in workloads:
+        jobs = [(policy, share, options.tail) for policy in policies for share in CAPACITIES]
+        # Handed over once, not with each job: a trace is large.
+        with ProcessPoolExecutor(options.processes, initializer=_take, initargs=(workload,)) as pool:
+            outcomes = iter(pool.map(_replay, jobs))
+            results[workload.name] = {policy: [next(outcomes) for _ in CAPACITIES] for policy in policies}
+        show(workload, results[workload.name], options.tail)
     if options.json:
         plain = {name: {p: [vars(o) for o in row] for p, row in rows.items()} for name, rows in results.items()}
         Path(options.json).write_text(json.dumps(plain, indent=1))

@@ -1,8 +1,8 @@
 """What the price of a restore loses against who knows everything: regret over mixed lengths and throttled tiers.
 
-`python -m tests.bench.restore_price` plans 20,000 prompts of each model, whose chunks lie on host, disk and Redis in
-this order. Every 200 prompts or so a tier is throttled to between 100% and 0.3% of its bandwidth, or is itself again; each
-transfer and step varies by `--noise`, and one transfer in a hundred takes ten times as long. The planner is told
+`python -m tests.bench.restore_price` plans 10,000 prompts of each model, whose chunks lie on host, disk and Redis in
+this order. Every 200 prompts or so a tier is throttled to between 100% and 0.3% of its bandwidth, or is itself again;
+each transfer and step varies by `--noise`, and one transfer in a hundred takes ten times as long. The planner is told
 nothing of it but what transfers and steps took. Exact and repeatable; about 20 s.
 
 Regret: expected time of what was planned ÷ that of the better of restoring all and recomputing all, less 1; negative
@@ -168,7 +168,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def main() -> None:
     """Run every machine and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=20_000)
+    parser.add_argument("--prompts", type=int, default=10_000)
     parser.add_argument("--noise", type=float, default=0.1, help="sigma of the logarithm of times")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
