@@ -60,9 +60,10 @@ class S3FifoOrder(Order):
 
     Small is `small_share` of the bytes that are here. Entries within a chain have a queue too, though they wait in
     none: they count, and move to the main one when they are used.
+    The original's small queue is a tenth. Conversations come back later than that lets them wait.
     """
 
-    def __init__(self, small_share: float = 0.1, needed_hits: int = 1) -> None:
+    def __init__(self, small_share: float = 0.5, needed_hits: int = 1) -> None:
         self._small_share = small_share
         self._needed = needed_hits
         # Values: the hits that are spent.

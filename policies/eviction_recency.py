@@ -46,7 +46,7 @@ class TailLruOrder(Order):
     `threshold` and `next_turn` are in the unit of the entries' cost.
     """
 
-    def __init__(self, threshold: float, next_turn: float = 0.0, haste: float = 8.0) -> None:
+    def __init__(self, threshold: float, next_turn: float = 0.0, haste: float = 4.0) -> None:
         self._spare = threshold - next_turn
         self._haste = haste
         self._safe = RankHeap(last_use)

@@ -36,7 +36,7 @@ class EvictionPolicy(Protocol):
         """Who goes, in this order, to free `need_bytes`; fewer bytes where there is no more to take. They stay until
         `remove`. Never a pinned one, nor one that a pinned one descends from. Expired ones come first, then those of
         tenants above their quota as far as they are above it, then the policy's choice. Linear in its answer,
-        amortised.
+        amortised. Queues age by being asked, so that another answer may have another order.
         """
         ...
 
