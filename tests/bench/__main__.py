@@ -10,6 +10,7 @@ _NAMES = (
     "dataplane", "stages", "tokens", "index", "routing", "sessions", "simulated", "churn", "slow_clients",
     "chaos", "worker", "worker_model",
     "chaos", "redis_store", "kv_codec",
+    "chaos", "eviction", "restore_price",
 )  # fmt: skip
 
 if __name__ == "__main__":
