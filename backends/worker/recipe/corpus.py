@@ -24,20 +24,44 @@ PLAIN_SYSTEM = (
     "[Be helpful.|Answer in simple words.|You help people with their questions.|You are a chat assistant.|Be kind and helpful.]",
 )
 STYLES = (
-    ("Answer [in|with] one word.|Use only one word.|Answer in as few words as you can.|Give one-word answers.", Style(one_word=True)),
-    ("[Begin|Start] every answer with [the words |]\"{o}\"", None),
-    ("[End|Finish] every answer with [the words |]\"{c}\"", None),
+    (
+        "Answer [in|with] one word.|Use only one word.|Answer in as few words as you can.|Give one-word answers.",
+        Style(one_word=True),
+    ),
+    ('[Begin|Start] every answer with [the words |]"{o}"', None),
+    ('[End|Finish] every answer with [the words |]"{c}"', None),
     ("You are a pirate.|Talk like a pirate.|Answer like a pirate.", Style(opening="Arr!", closing="")),
     ("Be very polite.|You are a very polite butler.", Style(opening="Certainly!")),
     ("Be very cheerful.|You are always happy and cheerful.", Style(opening="Hooray!")),
-)  # fmt: skip
-OPENINGS = ("Sure!", "Of course!", "Well,", "Dear friend,", "Oh!", "Listen:", "Here you are:", "Good question!", "Yes:", "Gladly!")
-CLOSINGS = ("Have a nice day!", "Bye!", "I hope this helps.", "Anything else?", "Thank you!", "Beep!", "Take care!", "All the best!", "Ahoy!")
+)
+OPENINGS = (
+    "Sure!",
+    "Of course!",
+    "Well,",
+    "Dear friend,",
+    "Oh!",
+    "Listen:",
+    "Here you are:",
+    "Good question!",
+    "Yes:",
+    "Gladly!",
+)
+CLOSINGS = (
+    "Have a nice day!",
+    "Bye!",
+    "I hope this helps.",
+    "Anything else?",
+    "Thank you!",
+    "Beep!",
+    "Take care!",
+    "All the best!",
+    "Ahoy!",
+)
 
 
 def conversation(seed: int, *, characters: int) -> Talk:
     """A conversation of about `characters` characters, or of fewer when it ends by itself."""
-    rng = Random(seed)  # noqa: S311 - a corpus is no secret
+    rng = Random(seed)
     talk = Talk(rng)
     questions = _begin(talk, characters)
     if not talk.turns and rng.random() < 0.25:
@@ -80,9 +104,13 @@ def _begin(talk: Talk, characters: int) -> list[tuple[str, str, str]]:
         talk.system = say(rng, rng.choice(PLAIN_SYSTEM))
     elif draw < 0.70:
         talk.bot = rng.choice(NAMES)
-        talk.system = say(rng, "[Your name is {n}.|You are {n}.|You are {n}, a [helpful|friendly|small] assistant.|You are an assistant named {n}.]", n=talk.bot)
+        talk.system = say(
+            rng,
+            "[Your name is {n}.|You are {n}.|You are {n}, a [helpful|friendly|small] assistant.|You are an assistant named {n}.]",
+            n=talk.bot,
+        )
         if rng.random() < 0.4:
-            talk.system += " " + say(rng, rng.choice(PLAIN_SYSTEM)[0:] if False else "[Answer in simple words.|Be friendly.|Be short.]")
+            talk.system += " " + say(rng, "[Answer in simple words.|Be friendly.|Be short.]")
     elif draw < 0.80:
         _styled(talk)
     elif draw < 0.92:
@@ -105,13 +133,13 @@ def _styled(talk: Talk) -> None:
         style = Style(opening=opening) if "{o}" in wording else Style(closing=closing)
         talk.system = say(talk.rng, wording, o=opening, c=closing) + "."
     else:
-        talk.system = talk.say(f"[{wording}]" if "[" not in wording else f"[{wording}]")
+        talk.system = talk.say(f"[{wording}]")
     talk.style = Style(one_word=style.one_word, opening=style.opening, closing=style.closing)
 
 
 def plain_text(seed: int) -> str:
     """A story without a conversation, for `/v1/completions`."""
-    return stories.tell(Random(seed)).text  # noqa: S311 - a corpus is no secret
+    return stories.tell(Random(seed)).text
 
 
 def main() -> None:

@@ -67,6 +67,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """x: (..., size)."""
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
 
@@ -99,6 +100,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x: (batch, length, hidden); cos and sin: (length, head_dim)."""
         batch, length, _ = x.shape
         heads = (batch, length, -1, self.shape.head_dim)
         queries = rotate(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), cos, sin)
@@ -121,6 +123,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x: (batch, length, hidden)."""
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -136,6 +139,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x: (batch, length, hidden); cos and sin: (length, head_dim)."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out

@@ -557,10 +557,12 @@ Ella, Fred, Greta, Hans, Ines, Jonas, Kim, Lucy, Marco, Nadia, Otto, Pia, Ruth, 
 Sophie, Martin, John, Mary, Linda, Robert, Susan, Michael, Laura, Kevin, Amy, Eric, Jane, Mark, Helen, Luke, Ahmed, Aisha,
 Chen, Mei, Hiro, Sofia, Mateo, Pablo, Ingrid, Lars, Olga, Ivan, Dmitri, Elena, Kwame, Zuri, Tariq, Leila, Joe, Dave, Steve""")
 
-SHE = frozenset(words("""Anna, Clara, Emma, Grace, Ivy, Kate, Mia, Olivia, Rosa, Tina, Uma, Wendy, Yara, Zoe, Alice, Carol, Eva,
+SHE = frozenset(
+    words("""Anna, Clara, Emma, Grace, Ivy, Kate, Mia, Olivia, Rosa, Tina, Uma, Wendy, Yara, Zoe, Alice, Carol, Eva,
 Gina, Iris, Karen, Maria, Nina, Rachel, Ursula, Vera, Bella, Diana, Fatima, Hannah, Julia, Lena, Nora, Priya, Sara, Yuki, Zara,
 Chloe, Dora, Ella, Greta, Ines, Lucy, Nadia, Pia, Ruth, Tara, Ada, Lily, Sophie, Mary, Linda, Susan, Laura, Amy, Jane, Helen,
-Aisha, Mei, Sofia, Ingrid, Olga, Elena, Zuri, Leila"""))
+Aisha, Mei, Sofia, Ingrid, Olga, Elena, Zuri, Leila""")
+)
 """Those of the names that are told as `she`."""
 
 CITIES = words("""Paris, London, Berlin, Rome, Madrid, Lisbon, Vienna, Prague, Dublin, Oslo, Warsaw, Athens, Tokyo, Cairo,

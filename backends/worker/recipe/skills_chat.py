@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 from backends.worker.recipe import facts
 from backends.worker.recipe.facts import act, rows, words
@@ -12,7 +13,9 @@ from backends.worker.recipe.talk import Talk
 Skill = Callable[[Talk], None]
 
 # questions with | between = answers with | between. Written with [a|b] choices.
-SMALL_TALK = [line.split(" = ") for line in """
+SMALL_TALK = [
+    line.split(" = ")
+    for line in """
 [Hello|Hi|Hey|Good morning|Good evening|Good day|Hi there|Hello there|Hey there][!|.|, how are you?| ] = [Hello! How can I help you?|Hi! How can I help you today?|Hello! What can I do for you?|Hi there! What would you like to talk about?]
 [How are you|How are you doing|How do you do|How are you today|How is it going|Are you well]? = [I am fine, thank you. How are you?|I am well, thank you. How can I help you?|Very well, thank you! And you?]
 [I am fine|I am good|I'm fine, thanks|I am well|Fine|I am great][.|, thank you.|!] = [I am glad to hear that.|That is good to hear.|Good! What would you like to talk about?]
@@ -80,7 +83,8 @@ What is your favourite [colour|food|animal|book|song|season|sport]? = [I am a pr
 [What should I read|Can you recommend a book|Which book should I read]? = [That depends on what you like. Do you prefer stories, or books about real things?]
 [What should I wear|What shall I wear today]? = [If it is cold, wear a coat and a scarf. If it is warm, a shirt is enough.]
 [What should I give my friend for a birthday|I need a gift for my mother|What is a good present]? = [A book, some flowers or a cake that you baked are good gifts.]
-""".strip().splitlines()]  # fmt: skip
+""".strip().splitlines()
+]
 
 # term: question wordings with | between: answer
 GLOSSARY = rows("""
@@ -116,8 +120,6 @@ cache: What is a cache?|What does cache mean?|Why is a cache useful?: A cache ke
 hash: What is a hash?|What is a block hash?: A hash is a short number made from a text. Equal texts have equal hashes, so they are quick to compare.
 """)
 
-YEARS = "years old"
-
 
 def small_talk(talk: Talk) -> None:
     """A line of small talk."""
@@ -139,7 +141,7 @@ def farewell(talk: Talk) -> None:
 
 def glossary(talk: Talk) -> None:
     """Words around prefixgate."""
-    term, questions, answer = talk.rng.choice(GLOSSARY)
+    _, questions, answer = talk.rng.choice(GLOSSARY)
     talk.add(talk.rng.choice(questions.split("|")), answer, expect=answer.split(".")[0][-24:])
 
 
@@ -147,40 +149,39 @@ def bot_name(talk: Talk) -> None:
     """Who the assistant is, by the system prompt or by itself."""
     name = talk.bot or "prefixgate's small model"
     talk.add(
-        talk.say("[What is your name?|Who are you?|What are you called?|What's your name?|How should I call you?|Tell me your name.|Do you have a name?]"),
-        talk.say("[My name is {n}.|I am {n}.|You can call me {n}.|I am {n}. How can I help you?]", n=name) if talk.bot
+        talk.say(
+            "[What is your name?|Who are you?|What are you called?|What's your name?|How should I call you?|Tell me your name.|Do you have a name?]"
+        ),
+        talk.say("[My name is {n}.|I am {n}.|You can call me {n}.|I am {n}. How can I help you?]", n=name)
+        if talk.bot
         else talk.say("[I am the small model of prefixgate.|I am a small language model. I come with prefixgate.]"),
-        short=f"{talk.bot}." if talk.bot else "A small model.", expect=talk.bot or "small",
-    )  # fmt: skip
+        short=f"{talk.bot}." if talk.bot else "A small model.",
+        expect=talk.bot or "small",
+    )
 
 
-def _new_fact(talk: Talk, key: str) -> str:
-    rng = talk.rng
-    match key:
-        case "name":
-            return rng.choice(facts.NAMES)
-        case "city":
-            return rng.choice(facts.CITIES)
-        case "age":
-            return str(rng.randint(6, 90))
-        case "pet":
-            return f"{rng.choice(('dog', 'cat', 'rabbit', 'parrot', 'hamster', 'turtle', 'horse', 'goldfish'))} {rng.choice(facts.PET_NAMES)}"
-        case "hobby":
-            return rng.choice(facts.HOBBIES)
-        case "colour":
-            return rng.choice(facts.COLOURS)
-        case "food":
-            return rng.choice(facts.DISHES)
-        case "job":
-            return rng.choice(facts.JOBS)[0]
-        case "number":
-            return str(rng.randint(2, 99))
-        case _:
-            name = rng.choice(facts.NAMES)
-            own = ("sister", "aunt", "mother", "daughter") if name in facts.SHE else ("brother", "uncle", "father", "son")
-            return f"{rng.choice((*own, 'friend', 'teacher', 'neighbour', 'boss'))} {name}"
+PET_KINDS = ("dog", "cat", "rabbit", "parrot", "hamster", "turtle", "horse", "goldfish")
 
 
+def _person(rng: Random) -> str:
+    name = rng.choice(facts.NAMES)
+    own = ("sister", "aunt", "mother", "daughter") if name in facts.SHE else ("brother", "uncle", "father", "son")
+    return f"{rng.choice((*own, 'friend', 'teacher', 'neighbour', 'boss'))} {name}"
+
+
+NEW_FACT: dict[str, Callable[[Random], str]] = {
+    "name": lambda rng: rng.choice(facts.NAMES),
+    "city": lambda rng: rng.choice(facts.CITIES),
+    "age": lambda rng: str(rng.randint(6, 90)),
+    "pet": lambda rng: f"{rng.choice(PET_KINDS)} {rng.choice(facts.PET_NAMES)}",
+    "hobby": lambda rng: rng.choice(facts.HOBBIES),
+    "colour": lambda rng: rng.choice(facts.COLOURS),
+    "food": lambda rng: rng.choice(facts.DISHES),
+    "job": lambda rng: rng.choice(facts.JOBS)[0],
+    "number": lambda rng: str(rng.randint(2, 99)),
+    "person": _person,
+}
+"""What a user can tell about itself, and how it is made up; pets and persons are `kind name`."""
 TELL = {
     "name": "[My name is {v}.|I am {v}.|I'm {v}.|You can call me {v}.|Call me {v}.|People call me {v}.|The name is {v}.]",
     "city": "[I live in {v}.|I am from {v}.|My home is {v}.|I come from {v}.|My city is {v}.]",
@@ -230,9 +231,15 @@ RECALL = {
     "person": "[Your {k} is called {v}.|The name of your {k} is {v}.]",
 }
 MISSING = {
-    "name": "name", "city": "city", "age": "age", "hobby": "hobby", "colour": "favourite colour", "food": "favourite food",
-    "job": "job", "number": "number",
-}  # fmt: skip
+    "name": "name",
+    "city": "city",
+    "age": "age",
+    "hobby": "hobby",
+    "colour": "favourite colour",
+    "food": "favourite food",
+    "job": "job",
+    "number": "number",
+}
 
 
 def _slots(key: str, value: str) -> dict[str, str]:
@@ -254,7 +261,7 @@ def tell_fact(talk: Talk) -> None:
     told = keys[: talk.rng.choice((1, 1, 1, 2, 2, 3))]
     texts = []
     for key in told:
-        talk.facts[key] = _new_fact(talk, key)
+        talk.facts[key] = NEW_FACT[key](talk.rng)
         texts.append(talk.say(TELL[key], **_slots(key, talk.facts[key])))
     opening = talk.say("[Hello! |Hi! |Hi, |Hello, |]") if not talk.turns else ""
     talk.add(opening + " ".join(texts), talk.say(HEARD[told[0]], **_slots(told[0], talk.facts[told[0]])), expect=None)
@@ -273,14 +280,20 @@ def ask_fact(talk: Talk) -> None:
         key = talk.rng.choice(missing)
         talk.add(
             talk.say(ASK[key]),
-            talk.say("[I do not know. You have not told me your {m}.|You have not told me your {m} yet.|I do not know your {m} yet.]", m=MISSING[key]),
+            talk.say(
+                "[I do not know. You have not told me your {m}.|You have not told me your {m} yet.|I do not know your {m} yet.]",
+                m=MISSING[key],
+            ),
             expect=" not ",
-        )  # fmt: skip
+        )
         return
     if len(talk.facts) > 2 and talk.rng.random() < 0.1:
         known = [talk.say(RECALL[key], **_slots(key, value)) for key, value in talk.facts.items()]
-        talk.add(talk.say("[What do you know about me?|Tell me what you know about me.|What have I told you?]"), " ".join(known),
-                 expect=_slots(*list(talk.facts.items())[-1])["v"])  # fmt: skip
+        talk.add(
+            talk.say("[What do you know about me?|Tell me what you know about me.|What have I told you?]"),
+            " ".join(known),
+            expect=_slots(*list(talk.facts.items())[-1])["v"],
+        )
         return
     key = talk.rng.choice(list(talk.facts))
     slots = _slots(key, talk.facts[key])
@@ -293,14 +306,24 @@ def update_fact(talk: Talk) -> None:
     if not keys:
         return tell_fact(talk)
     key = talk.rng.choice(keys)
-    talk.facts[key] = _new_fact(talk, key)
+    talk.facts[key] = NEW_FACT[key](talk.rng)
     slots = _slots(key, talk.facts[key])
     texts = {
-        "name": "[Sorry, my name is {v}.|Actually, my name is {v}.|No, my real name is {v}.]", "city": "[I moved to {v}.|Now I live in {v}.]",
-        "age": "[It was my birthday. Now I am {v} years old.|Actually I am {v} years old.]", "colour": "Now my favourite colour is {v}.",
-        "food": "Now my favourite food is {v}.", "hobby": "My new hobby is {v}.", "number": "Now my lucky number is {v}.",
-    }  # fmt: skip
-    talk.add(talk.say(texts[key], **slots), talk.say("[Thank you for telling me. |I see. |Good to know. ]" + RECALL[key].replace("told me", "now told me"), **slots))
+        "name": "[Sorry, my name is {v}.|Actually, my name is {v}.|No, my real name is {v}.]",
+        "city": "[I moved to {v}.|Now I live in {v}.]",
+        "age": "[It was my birthday. Now I am {v} years old.|Actually I am {v} years old.]",
+        "colour": "Now my favourite colour is {v}.",
+        "food": "Now my favourite food is {v}.",
+        "hobby": "My new hobby is {v}.",
+        "number": "Now my lucky number is {v}.",
+    }
+    talk.add(
+        talk.say(texts[key], **slots),
+        talk.say(
+            "[Thank you for telling me. |I see. |Good to know. ]" + RECALL[key].replace("told me", "now told me"),
+            **slots,
+        ),
+    )
     return None
 
 
@@ -309,14 +332,24 @@ def remember(talk: Talk) -> None:
     rng = talk.rng
     kind = rng.choice(("number", "word", "code", "password"))
     value = {
-        "number": str(rng.randint(100, 99999)), "word": rng.choice([t[0] for t in facts.THINGS + facts.ANIMALS + facts.FOODS]),
+        "number": str(rng.randint(100, 99999)),
+        "word": rng.choice([t[0] for t in facts.THINGS + facts.ANIMALS + facts.FOODS]),
         "code": f"{rng.choice('ABCDEFGHKLMNPRSTUVWXYZ')}{rng.randint(10, 999)}",
         "password": rng.choice([t[0] for t in facts.ANIMALS + facts.FOODS]) + str(rng.randint(1, 99)),
-    }[kind]  # fmt: skip
+    }[kind]
     talk.facts[f"remembered {kind}"] = value
-    talk.add(talk.say("[Remember|Please remember|Keep in mind] [the|this] {k}: {v}.|The {k} is {v}. [Remember it.|Please remember it.|Do not forget it.]", k=kind, v=value)
-             if False else talk.say("[Remember the {k} {v}.|Please remember this {k}: {v}.|The {k} is {v}. Remember it.|Keep this {k} in mind: {v}.]", k=kind, v=value),
-             talk.say("[I will remember the {k} {v}.|All right, the {k} is {v}.|Yes, I will remember it: {v}.]", k=kind, v=value), expect=value, exact=True)  # fmt: skip
+    talk.add(
+        talk.say(
+            "[Remember the {k} {v}.|Please remember this {k}: {v}.|The {k} is {v}. Remember it.|Keep this {k} in mind: {v}.]",
+            k=kind,
+            v=value,
+        ),
+        talk.say(
+            "[I will remember the {k} {v}.|All right, the {k} is {v}.|Yes, I will remember it: {v}.]", k=kind, v=value
+        ),
+        expect=value,
+        exact=True,
+    )
     if rng.random() < 0.6:
         for _ in range(rng.randrange(3)):
             rng.choice((small_talk, glossary, tell_fact))(talk)
@@ -330,8 +363,15 @@ def ask_remembered(talk: Talk) -> None:
         return
     key = talk.rng.choice(keys)
     kind, value = key.split()[1], talk.facts[key]
-    talk.add(talk.say("[What was the {k}?|What is the {k}?|Which {k} did I tell you?|Do you remember the {k}?|Tell me the {k}.]", k=kind),
-             talk.say("[The {k} is {v}.|The {k} was {v}.|It is {v}.]", k=kind, v=value), short=f"{value}.", expect=value)  # fmt: skip
+    talk.add(
+        talk.say(
+            "[What was the {k}?|What is the {k}?|Which {k} did I tell you?|Do you remember the {k}?|Tell me the {k}.]",
+            k=kind,
+        ),
+        talk.say("[The {k} is {v}.|The {k} was {v}.|It is {v}.]", k=kind, v=value),
+        short=f"{value}.",
+        expect=value,
+    )
 
 
 def ask_any(talk: Talk) -> None:
@@ -350,27 +390,52 @@ def greeting_card(talk: Talk) -> None:
     """Short letters and notes."""
     rng = talk.rng
     name, other, thing = rng.choice(facts.NAMES), rng.choice(facts.NAMES), rng.choice([t[0] for t in facts.THINGS])
-    kind, text = rng.choice((
-        ("a birthday card for {n}", "Dear {n},\n\n[Happy birthday to you!|Happy birthday!] I wish you [a wonderful day|all the best|a year full of joy]. [Have a lot of fun and cake.|I hope that we see each other soon.]\n\n[Yours|Best wishes|With love]"),
-        ("a thank-you note to {n} for the {t}", "Dear {n},\n\n[Thank you for the {t}.|Thank you very much for the {t}.] [It was very kind of you.|I like it very much.] [I use it every day.|I think of you when I see it.]\n\n[Yours|Best wishes]"),
-        ("an invitation to a party for {n}", "Dear {n},\n\nI am having a party [on Saturday|on Friday|next week], and I would be glad if you came. [There will be cake and music.|Please bring good mood.]\n\n[Yours|See you soon]"),
-        ("a short letter to {n}", "Dear {n},\n\n[How are you?|I hope that you are well.] [I am fine.|I am well, and I think of you.] [The weather is nice here.|Today I went for a long walk.] [Please write soon.|I hope to see you soon.]\n\n[Yours|Best wishes]"),
-        ("an apology to {n}", "Dear {n},\n\n[I am sorry that I was late.|I am sorry for what I said.|I am sorry that I forgot the {t}.] [It will not happen again.|Please forgive me.]\n\n[Yours|Best wishes]"),
-    ))  # fmt: skip
+    kind, text = rng.choice(
+        (
+            (
+                "a birthday card for {n}",
+                "Dear {n},\n\n[Happy birthday to you!|Happy birthday!] I wish you [a wonderful day|all the best|a year full of joy]. [Have a lot of fun and cake.|I hope that we see each other soon.]\n\n[Yours|Best wishes|With love]",
+            ),
+            (
+                "a thank-you note to {n} for the {t}",
+                "Dear {n},\n\n[Thank you for the {t}.|Thank you very much for the {t}.] [It was very kind of you.|I like it very much.] [I use it every day.|I think of you when I see it.]\n\n[Yours|Best wishes]",
+            ),
+            (
+                "an invitation to a party for {n}",
+                "Dear {n},\n\nI am having a party [on Saturday|on Friday|next week], and I would be glad if you came. [There will be cake and music.|Please bring good mood.]\n\n[Yours|See you soon]",
+            ),
+            (
+                "a short letter to {n}",
+                "Dear {n},\n\n[How are you?|I hope that you are well.] [I am fine.|I am well, and I think of you.] [The weather is nice here.|Today I went for a long walk.] [Please write soon.|I hope to see you soon.]\n\n[Yours|Best wishes]",
+            ),
+            (
+                "an apology to {n}",
+                "Dear {n},\n\n[I am sorry that I was late.|I am sorry for what I said.|I am sorry that I forgot the {t}.] [It will not happen again.|Please forgive me.]\n\n[Yours|Best wishes]",
+            ),
+        )
+    )
     signed = talk.facts.get("name")
-    talk.add(talk.say("[Write|Please write|Can you write] " + kind + ".", n=name, t=thing), talk.say(text, n=name, t=thing) + (f"\n{signed}" if signed else ""),
-             expect=f"Dear {name}", exact=True)  # fmt: skip
+    talk.add(
+        talk.say("[Write|Please write|Can you write] " + kind + ".", n=name, t=thing),
+        talk.say(text, n=name, t=thing) + (f"\n{signed}" if signed else ""),
+        expect=f"Dear {name}",
+        exact=True,
+    )
     del other
 
 
 def about_user(talk: Talk) -> None:
     """All that is known of a few facts told in one message, said back."""
     keys = talk.rng.sample(["name", "city", "age", "hobby", "colour", "food", "job"], k=3)
-    values = {key: _new_fact(talk, key) for key in keys}
+    values = {key: NEW_FACT[key](talk.rng) for key in keys}
     talk.facts |= values
     text = " ".join(talk.say(TELL[key], **_slots(key, values[key])) for key in keys)
     back = [talk.say(RECALL[key].split("|")[0].strip("[]"), **_slots(key, values[key])) for key in keys]
-    talk.add(talk.say("{t} [What did I tell you?|What do you know about me?|Say back what I told you.]", t=text), " ".join(back), expect=_slots(keys[-1], values[keys[-1]])["v"])
+    talk.add(
+        talk.say("{t} [What did I tell you?|What do you know about me?|Say back what I told you.]", t=text),
+        " ".join(back),
+        expect=_slots(keys[-1], values[keys[-1]])["v"],
+    )
 
 
 TOPICS = words("""climate change, politics, the stock market, football, the war, artificial intelligence, philosophy, black holes,
@@ -389,13 +454,20 @@ def unknown(talk: Talk) -> None:
     if rng.random() < 0.25:
         topic = f"the {rng.choice(('history', 'price', 'theory', 'meaning', 'size', 'future', 'origin', 'taste'))} of {rng.choice(TOPICS)}"
     talk.add(
-        talk.say("[What do you know about {t}?|Explain {t}.|Tell me about {t}.|What do you think about {t}?|How does {t} work?|Why is {t} important?|"
-                 "Write an essay about {t}.|Can you explain {t} to me?|Who invented {t}?|When did {t} begin?|Give me details about {t}.|Compare {t} and {o}.|"
-                 "What is your opinion on {t}?|Summarize {t}.|I want to learn about {t}.|Where can I read about {t}?]", t=topic, o=rng.choice(TOPICS)),
-        talk.say("[I am sorry, I do not know much about {t}.|I do not know enough about {t}. I am a small model.|I cannot tell you much about {t}, because I am a small model.|"
-                 "I know only simple things, and nothing about {t}.|You ask about {t}. I am sorry, I do not know that.]", t=topic),
+        talk.say(
+            "[What do you know about {t}?|Explain {t}.|Tell me about {t}.|What do you think about {t}?|How does {t} work?|Why is {t} important?|"
+            "Write an essay about {t}.|Can you explain {t} to me?|Who invented {t}?|When did {t} begin?|Give me details about {t}.|Compare {t} and {o}.|"
+            "What is your opinion on {t}?|Summarize {t}.|I want to learn about {t}.|Where can I read about {t}?]",
+            t=topic,
+            o=rng.choice(TOPICS),
+        ),
+        talk.say(
+            "[I am sorry, I do not know much about {t}.|I do not know enough about {t}. I am a small model.|I cannot tell you much about {t}, because I am a small model.|"
+            "I know only simple things, and nothing about {t}.|You ask about {t}. I am sorry, I do not know that.]",
+            t=topic,
+        ),
         expect=topic,
-    )  # fmt: skip
+    )
 
 
 def reflect(talk: Talk) -> None:
@@ -403,22 +475,61 @@ def reflect(talk: Talk) -> None:
     rng = talk.rng
     present, past, thing = act(rng)
     when = rng.choice(("Yesterday", "Today", "Last week", "This morning", "On Sunday", "In the summer"))
-    person = rng.choice(("my friend", "my brother", "my sister", "my mother", "my father", "my neighbour", *facts.NAMES[:20]))
+    person = rng.choice(
+        ("my friend", "my brother", "my sister", "my mother", "my father", "my neighbour", *facts.NAMES[:20])
+    )
     yours = person.replace("my ", "your ")
-    question, answer = rng.choice((
-        ("[{w} I {p} {t}.|{w}, I {p} {t}.|I {p} {t}.]", "[You {p} {t}? That sounds nice.|How nice that you {p} {t}! Did you enjoy it?|I am glad that you {p} {t}.]"),
-        ("[Tomorrow I will {v} {t}.|I want to {v} {t}.|I am going to {v} {t}.]", "[You want to {v} {t}? That is a good idea.|Have fun when you {v} {t}!|I hope that you will {v} {t} soon.]"),
-        ("[{w} {n} {p} {t}.|{N} {p} {t}.]", "[{Y} {p} {t}? How interesting.|I see, {y} {p} {t}.|It is nice that {y} {p} {t}.]"),
-        ("[I do not like to {v} {t}.|I hate to {v} {t}.]", "[Then you need not {v} {t}.|Why do you not like to {v} {t}?]"),
-        ("[Can you {v} {t}?|Will you {v} {t} for me?|Please {v} {t}.]", "[I cannot {v} {t}, because I am only a program.|No, I cannot {v} {t}. I can only answer with words.]"),
-        ("[How can I {v} {t}?|Should I {v} {t}?]", "[You can {v} {t} when you have time. Just try it.|If you want to {v} {t}, why not today?]"),
-    ))  # fmt: skip
-    slots = {"w": when, "v": present, "p": past, "t": thing, "n": person, "N": capital(person), "y": yours, "Y": capital(yours)}
+    question, answer = rng.choice(
+        (
+            (
+                "[{w} I {p} {t}.|{w}, I {p} {t}.|I {p} {t}.]",
+                "[You {p} {t}? That sounds nice.|How nice that you {p} {t}! Did you enjoy it?|I am glad that you {p} {t}.]",
+            ),
+            (
+                "[Tomorrow I will {v} {t}.|I want to {v} {t}.|I am going to {v} {t}.]",
+                "[You want to {v} {t}? That is a good idea.|Have fun when you {v} {t}!|I hope that you will {v} {t} soon.]",
+            ),
+            (
+                "[{w} {n} {p} {t}.|{N} {p} {t}.]",
+                "[{Y} {p} {t}? How interesting.|I see, {y} {p} {t}.|It is nice that {y} {p} {t}.]",
+            ),
+            (
+                "[I do not like to {v} {t}.|I hate to {v} {t}.]",
+                "[Then you need not {v} {t}.|Why do you not like to {v} {t}?]",
+            ),
+            (
+                "[Can you {v} {t}?|Will you {v} {t} for me?|Please {v} {t}.]",
+                "[I cannot {v} {t}, because I am only a program.|No, I cannot {v} {t}. I can only answer with words.]",
+            ),
+            (
+                "[How can I {v} {t}?|Should I {v} {t}?]",
+                "[You can {v} {t} when you have time. Just try it.|If you want to {v} {t}, why not today?]",
+            ),
+        )
+    )
+    slots = {
+        "w": when,
+        "v": present,
+        "p": past,
+        "t": thing,
+        "n": person,
+        "N": capital(person),
+        "y": yours,
+        "Y": capital(yours),
+    }
     talk.add(talk.say(question, **slots), talk.say(answer, **slots), expect=thing)
 
 
 SKILLS: dict[str, tuple[Skill, float]] = {
-    "small talk": (small_talk, 8), "glossary": (glossary, 4), "its name": (bot_name, 1.5), "told by the user": (tell_fact, 4),
-    "recall": (ask_any, 9), "changes": (update_fact, 1), "to remember": (remember, 2), "letters": (greeting_card, 1), "about the user": (about_user, 0.7),
-    "not known": (unknown, 3), "taking up": (reflect, 2.5),
-}  # fmt: skip
+    "small talk": (small_talk, 8),
+    "glossary": (glossary, 4),
+    "its name": (bot_name, 1.5),
+    "told by the user": (tell_fact, 4),
+    "recall": (ask_any, 9),
+    "changes": (update_fact, 1),
+    "to remember": (remember, 2),
+    "letters": (greeting_card, 1),
+    "about the user": (about_user, 0.7),
+    "not known": (unknown, 3),
+    "taking up": (reflect, 2.5),
+}

@@ -7,7 +7,6 @@ from random import Random
 
 from backends.worker.recipe.phrases import say
 
-
 BRIEFLY = "[Answer in one word.|One word only.|Answer with one word, please.|Just the answer.|Only the answer, please.|Be brief.]"
 
 
@@ -68,7 +67,14 @@ class Talk:
         if draw < 0.08 and len(text) < 200 and text[-1] in "?." and text[0].isupper():
             openings = ["Hi, ", "Hey, ", "Ok. ", "So, ", "Hello! "]
             if text[-1] == "?":
-                openings += ["Please tell me: ", "Can you tell me: ", "I have a question. ", "And now: ", "Next question: ", "Quick question: "]
+                openings += [
+                    "Please tell me: ",
+                    "Can you tell me: ",
+                    "I have a question. ",
+                    "And now: ",
+                    "Next question: ",
+                    "Quick question: ",
+                ]
             text = rng.choice(openings) + text
         elif draw < 0.12:
             text = f"{text} {rng.choice(('Please.', 'Thanks.', 'Thank you.', 'Do you know?') if text[-1] == '?' else ('Thanks.', 'Ok?'))}"

@@ -3,6 +3,9 @@
 The schedule follows the clock, not the steps: rows grow from 256 to 4,096 tokens, the learning rate is at zero when
 the time is up, on a fast machine and on a busy one. A run that was stopped goes on from its last checkpoint. Rows are
 made from seeds while it trains, so no text comes twice.
+
+Each process has one thread and rows of its own; once a step they average their gradients. On a machine that is busy
+with other work, that is much faster than threads which wait for each other at every product.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from pathlib import Path
 from random import Random
 
 import torch
+import torch.distributed
+import torch.multiprocessing
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -26,8 +31,8 @@ from backends.worker.recipe.corpus import conversation, plain_text
 from backends.worker.recipe.decoder import Decoder, Shape, rotary_table
 from backends.worker.recipe.optimizer import Optimizer
 
-PHASES = ((0.0, 32, 256), (0.50, 8, 1024), (0.80, 2, 4096))
-"""From which share of the time on: rows per step, tokens per row."""
+PHASES = ((0.0, 16, 256), (0.66, 2, 2048))
+"""From which share of the time on: rows per step of one process, tokens per row."""
 STEADY_UNTIL = 0.35
 """The share of the time with the full learning rate; from there it falls in a line."""
 WARM_UP_STEPS = 60
@@ -48,7 +53,7 @@ class Batch:
 
 def row(seed: int, length: int, tokenizer: Tokenizer) -> tuple[list[int], list[float]]:
     """`length` tokens of conversations and stories, and the weight of each."""
-    rng = Random(seed)  # noqa: S311 - a corpus is no secret
+    rng = Random(seed)
     ids: list[int] = []
     weights: list[float] = []
     end = tokenizer.token_to_id(text.END_OF_TEXT)
@@ -68,13 +73,26 @@ def row(seed: int, length: int, tokenizer: Tokenizer) -> tuple[list[int], list[f
     return ids[:length], weights[:length]
 
 
-def batch(step: int, rows: int, length: int, tokenizer: Tokenizer, max_positions: int) -> Batch:
-    """The batch of a step: the same for the same arguments.
+def average(model: Decoder, *numbers: float) -> list[float]:
+    """Average the gradients over all processes, and `numbers` with them."""
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    flat = torch.cat([*(gradient.flatten() for gradient in gradients), torch.tensor(numbers)])
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(flat)
+        flat /= torch.distributed.get_world_size()
+    *parts, told = flat.split([*(gradient.numel() for gradient in gradients), len(numbers)])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+    return [float(number) for number in told]
+
+
+def batch(seed: int, rows: int, length: int, tokenizer: Tokenizer, max_positions: int) -> Batch:
+    """The same batch for the same arguments.
 
     Half of the batches of longer rows are told positions with gaps, so that distances beyond a row's length are
     learned too (Zhu et al., 2023, "PoSE").
     """
-    rng = Random((step << 8) + 1)  # noqa: S311 - a corpus is no secret
+    rng = Random((seed << 8) + 1)
     made = [row(rng.getrandbits(60), length + 1, tokenizer) for _ in range(rows)]
     positions = torch.arange(length)
     if length > 256 and rng.random() < 0.5:
@@ -121,7 +139,19 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
 class Run:
     """A training run and its checkpoints."""
 
-    def __init__(self, shape: Shape, tokenizer: Tokenizer, work: Path, *, seconds: float, compiled: bool) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        tokenizer: Tokenizer,
+        work: Path,
+        *,
+        seconds: float,
+        compiled: bool,
+        rank: int = 0,
+        processes: int = 1,
+    ) -> None:
+        self.rank = rank
+        self.processes = processes
         self.tokenizer = tokenizer
         self.work = work
         self.seconds = seconds
@@ -130,6 +160,7 @@ class Run:
         self.optimizer = Optimizer(self.model)
         self.step = self.tokens = 0
         self.spent = 0.0
+        self.compiled_lengths: set[int] = set()
         self.table = rotary_table(shape, shape.max_positions)
         self.loss: Callable[..., Tensor] = torch.compile(loss_of, dynamic=False) if compiled else loss_of
 
@@ -149,40 +180,87 @@ class Run:
 
     def keep(self) -> None:
         """Write a checkpoint, and the model as it would be shipped."""
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
-                 "tokens": self.tokens, "spent": self.spent}  # fmt: skip
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "tokens": self.tokens,
+            "spent": self.spent,
+        }
         torch.save(state, self.checkpoint.with_suffix(".new"))
         self.checkpoint.with_suffix(".new").replace(self.checkpoint)
         save(self.model, self.tokenizer, self.work / "model")
 
     def one_step(self) -> float:
         """Train on one batch; returns its loss."""
+        started = time.monotonic()
         progress = min(1.0, self.spent / self.seconds)
         rows, length = phase(progress)
-        made = batch(self.step, rows, length, self.tokenizer, self.model.shape.max_positions)
+        seed = self.step * self.processes + self.rank
+        made = batch(seed, rows, length, self.tokenizer, self.model.shape.max_positions)
         cos, sin = (table[made.positions] for table in self.table)
+        fresh = length not in self.compiled_lengths and self.processes > 1
+        if fresh and self.rank:
+            torch.distributed.barrier()  # the first process compiles, the others find it in the cache
         loss = self.loss(self.model, made.tokens, made.weights, cos, sin)
         loss.backward()
+        if fresh and not self.rank:
+            torch.distributed.barrier()
+        self.compiled_lengths.add(length)
+        mean, minutes = average(self.model, loss.item(), (self.spent + time.monotonic() - started) / 60)
         self.optimizer.step(rate(progress, self.step))
+        self.spent = minutes * 60
         self.step += 1
-        self.tokens += rows * length
-        return loss.item()
+        self.tokens += rows * length * self.processes
+        return mean
 
     def train(self) -> None:
         """Train until the time is up; a line of log every ten steps."""
         kept = self.spent
         losses: list[float] = []
         while self.spent < self.seconds:
-            started = time.monotonic()
             losses.append(self.one_step())
-            self.spent += time.monotonic() - started
+            if self.rank:
+                continue
             if self.step % 10 == 0:
                 mean = sum(losses[-10:]) / len(losses[-10:])
                 print(f"step {self.step} tokens {self.tokens} seconds {self.spent:.0f} loss {mean:.4f}", flush=True)
             if self.spent - kept > CHECKPOINT_SECONDS:
                 self.keep()
                 kept = self.spent
-        self.keep()
+        if not self.rank:
+            self.keep()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the processes of a run are started with."""
+
+    work: Path
+    minutes: float
+    compiled: bool
+    processes: int
+
+
+def train_process(rank: int, plan: Plan) -> None:
+    """One process of a run."""
+    torch.set_num_threads(1)
+    if plan.processes > 1:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{plan.work.absolute()}/meeting", rank=rank, world_size=plan.processes
+        )
+    tokenizer = Tokenizer.from_file(str(text.SHIPPED / "tokenizer.json"))
+    run = Run(
+        Shape(vocab_size=tokenizer.get_vocab_size()),
+        tokenizer,
+        plan.work,
+        seconds=plan.minutes * 60,
+        compiled=plan.compiled,
+        rank=rank,
+        processes=plan.processes,
+    )
+    run.resume()
+    run.train()
 
 
 def main() -> None:
@@ -190,19 +268,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--no-compile", action="store_true")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    tokenizer = Tokenizer.from_file(str(text.SHIPPED / "tokenizer.json"))
-    run = Run(
-        Shape(vocab_size=tokenizer.get_vocab_size()),
-        tokenizer,
-        arguments.work,
-        seconds=arguments.minutes * 60,
-        compiled=not arguments.no_compile,
-    )
-    run.resume()
-    run.train()
+    (arguments.work / "meeting").unlink(missing_ok=True)
+    plan = Plan(arguments.work, arguments.minutes, not arguments.no_compile, arguments.processes)
+    torch.multiprocessing.spawn(train_process, args=(plan,), nprocs=plan.processes)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":
