@@ -438,7 +438,7 @@ def lists(talk: Talk) -> None:
 def repeat(talk: Talk) -> None:
     """Say something again, exactly."""
     rng = talk.rng
-    kind = rng.randrange(5)
+    kind = rng.randrange(6)
     if kind == 0:
         text = capital(" ".join(rng.choice(stories.tell(rng).text.split(". ")).split()[:14])).rstrip(".,\"'!?") + "."
     elif kind == 1:
@@ -447,6 +447,10 @@ def repeat(talk: Talk) -> None:
         text = rng.choice(facts.SCIENCE)[1]
     elif kind == 3:
         text = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(3, 9)))
+    elif kind == 5:
+        # Long ones teach to copy; all that is recalled later rests on it.
+        pool = [r[0] for r in facts.THINGS + facts.ANIMALS] + facts.NAMES + facts.CITIES + stories.TRAITS + facts.COLOURS
+        text = " ".join(rng.sample(pool, k=rng.randint(8, 28)))
     else:
         text = " ".join(
             rng.choice([r[0] for r in facts.THINGS + facts.ANIMALS + facts.FOODS + facts.MEANINGS])
@@ -680,9 +684,9 @@ def classify(talk: Talk) -> None:
 SKILLS: dict[str, tuple[Skill, float]] = {
     "stories": (story, 5),
     "given stories": (given_story, 2.5),
-    "notes": (notes_question, 4),
+    "notes": (notes_question, 5),
     "lists": (lists, 5),
-    "repeating": (repeat, 3),
+    "repeating": (repeat, 7),
     "grammar": (grammar, 2),
     "sentences": (sentence, 2.5),
     "classes": (classify, 2),

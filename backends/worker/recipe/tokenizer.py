@@ -22,13 +22,13 @@ PRE_TOKENIZER = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('This model knows the roles system, user and assistant, not ' + message['role'] + '.') }}"
-    "{% endif %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% set role = 'system' if message['role'] == 'developer' else message['role'] %}"
+    "{% set role = role if role in ['system', 'assistant'] else 'user' %}"
+    "{{ '<|im_start|>' + role + '\n' + (message['content'] or '') + '<|im_end|>\n' }}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+"""ChatML. Whoever is neither system nor assistant is the user: the model knows no other role."""
 
 
 def train_tokenizer(texts: list[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
