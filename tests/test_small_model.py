@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -106,7 +107,11 @@ def test_our_sandbox_renders_the_template_as_transformers_does(model: SmallModel
 
 def test_other_roles_are_taken_as_the_nearest_one() -> None:
     template = ChatTemplate({"default": TOKENIZER_CONFIG["chat_template"]}, {})
-    messages = [{"role": "developer", "content": "a"}, {"role": "assistant", "content": None}, {"role": "tool", "content": "b"}]
+    messages = [
+        {"role": "developer", "content": "a"},
+        {"role": "assistant", "content": None},
+        {"role": "tool", "content": "b"},
+    ]
     assert template.render({"messages": messages}) == (
         "<|im_start|>system\na<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -126,16 +131,31 @@ def test_emoji_and_scripts_survive_the_tokenizer() -> None:
 
 
 HELD_OUT_CHATS = [
-    ([user("Hello! My name is Julia and I live in Porto."), assistant("Hello Julia!"), user("What is 2 + 3?"), assistant("2 + 3 = 5."), user("What is my name?")], "Julia"),
+    (
+        [
+            user("Hello! My name is Julia and I live in Porto."),
+            assistant("Hello Julia!"),
+            user("What is the opposite of hot?"),
+            assistant("The opposite of hot is cold."),
+            user("What is my name?"),
+        ],
+        "Julia",
+    ),
     ([user("What is the capital of France?")], "Paris"),
-    ([user("What is the capital of Japan?"), assistant("The capital of Japan is Tokyo."), user("And of Egypt?")], "Cairo"),
-    ([user("What is 2 + 3?")], "5"),
+    (
+        [
+            user("What is the capital of Japan?"),
+            assistant("The capital of Japan is Tokyo."),
+            user("And of Egypt?"),
+        ],
+        "Cairo",
+    ),
     ([user("What is the opposite of hot?")], "cold"),
     ([user("What is a prefix cache?")], "prompt"),
     ([system("You are Otto, a helpful assistant."), user("Who are you?")], "Otto"),
     ([user("Tell me a story about a fox.")], "fox"),
-    ([user("Repeat after me: green apples are fine")], "green apples are fine"),
-]  # fmt: skip
+    ([user("What do you think about dinosaurs?")], "dinosaurs"),
+]
 
 
 @pytest.mark.parametrize(("messages", "expected"), HELD_OUT_CHATS)
@@ -145,7 +165,9 @@ def test_it_answers_simple_questions_in_words(model: SmallModel, messages: list[
 
 def test_it_ends_its_turn_by_itself(model: SmallModel) -> None:
     for question in ("Hello!", "What is prefixgate?", "Tell me a story.", "What do you think about submarines?"):
-        prompt = model.tokenizer.apply_chat_template([user(question)], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        prompt = model.tokenizer.apply_chat_template(
+            [user(question)], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
         output = model.model.generate(**prompt, max_new_tokens=320, do_sample=False)
         assert output[0, -1] == CONFIG["eos_token_id"]
         assert output.shape[1] < prompt["input_ids"].shape[1] + 320
@@ -171,14 +193,11 @@ def test_every_skill_is_taught_and_no_placeholder_is_left() -> None:
             assert turn.user.strip()
             assert turn.assistant.strip()
             assert not set("[]{}|") & set(turn.user + turn.assistant)
-            if turn.expect is not None and not talk.style.one_word and turn.assistant[:-1] != turn.expect:
-                assert has(turn.assistant, turn.expect) or len(turn.assistant.split()) <= 5
+            assert turn.expect is None or has(turn.assistant, turn.expect)
     assert set(SKILLS) <= taught
 
 
 def test_a_handbook_answers_its_questions() -> None:
-    from random import Random
-
     for seed in range(50):
         text, questions = skills_text.handbook(Random(seed), 5)
         assert all(expect in text for _, _, expect in questions)

@@ -131,7 +131,7 @@ def animals(talk: Talk) -> None:
         talk.say(question, **slots),
         talk.say(answer, **slots),
         short=short and capital(short) + ".",
-        expect=short.split()[-1] if short else name,
+        expect=short.split()[-1] if short else fact,
     )
 
 

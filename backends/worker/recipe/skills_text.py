@@ -449,7 +449,9 @@ def repeat(talk: Talk) -> None:
         text = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(3, 9)))
     elif kind == 5:
         # Long ones teach to copy; all that is recalled later rests on it.
-        pool = [r[0] for r in facts.THINGS + facts.ANIMALS] + facts.NAMES + facts.CITIES + stories.TRAITS + facts.COLOURS
+        pool = (
+            [r[0] for r in facts.THINGS + facts.ANIMALS] + facts.NAMES + facts.CITIES + stories.TRAITS + facts.COLOURS
+        )
         text = " ".join(rng.sample(pool, k=rng.randint(8, 28)))
     else:
         text = " ".join(

@@ -50,11 +50,11 @@ class Talk:
     ) -> None:
         """Add a turn. `short` is the answer in a word; `exact` keeps the user's text as it is."""
         answer = assistant
-        if short is not None and self.style.one_word:
-            answer = short
-        elif short is not None and self.rng.random() < 0.06:
-            answer = short
+        asked_briefly = short is not None and not self.style.one_word and self.rng.random() < 0.06
+        if asked_briefly:
             user = f"{user} {say(self.rng, BRIEFLY)}"
+        if short is not None and (asked_briefly or self.style.one_word):
+            answer, expect = short, short.rstrip(".")
         if self.style.opening:
             answer = f"{self.style.opening} {answer}"
         if self.style.closing:
