@@ -53,7 +53,8 @@ class SmallModel:
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model: Any = AutoModelForCausalLM
+        self.model: Any = model.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.no_grad()
     def answer(self, messages: list[Message], *, limit: int = 200) -> str:

@@ -22,7 +22,8 @@ def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.T if tall else x).float()
+    found: Tensor = (x.T if tall else x).float()
+    return found
 
 
 class Muon:

@@ -20,10 +20,10 @@ from random import Random
 
 import torch
 import torch.distributed
-import torch.multiprocessing
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 from backends.worker.recipe import tokenizer as text
@@ -51,12 +51,19 @@ class Batch:
     positions: Tensor
 
 
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a special token."""
+    found = tokenizer.token_to_id(token)
+    assert found is not None
+    return found
+
+
 def row(seed: int, length: int, tokenizer: Tokenizer) -> tuple[list[int], list[float]]:
     """`length` tokens of conversations and stories, and the weight of each."""
     rng = Random(seed)
     ids: list[int] = []
     weights: list[float] = []
-    end = tokenizer.token_to_id(text.END_OF_TEXT)
+    end = id_of(tokenizer, text.END_OF_TEXT)
     while len(ids) < length:
         left = (length - len(ids)) * CHARACTERS_PER_TOKEN
         if rng.random() < 0.04:
@@ -80,7 +87,7 @@ def average(model: Decoder, *numbers: float) -> list[float]:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(flat)
         flat /= torch.distributed.get_world_size()
-    *parts, told = flat.split([*(gradient.numel() for gradient in gradients), len(numbers)])
+    *parts, told = torch.split(flat, [*(gradient.numel() for gradient in gradients), len(numbers)])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
     return [float(number) for number in told]
@@ -128,7 +135,7 @@ def save(model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    eos, pad = tokenizer.token_to_id(text.TURN_END), tokenizer.token_to_id(text.END_OF_TEXT)
+    eos, pad = id_of(tokenizer, text.TURN_END), id_of(tokenizer, text.END_OF_TEXT)
     config = model.shape.to_hf_config(eos_token_id=eos, pad_token_id=pad)
     generation = {"do_sample": False, "eos_token_id": [eos, pad], "pad_token_id": pad}
     for name, value in (("config.json", config), ("generation_config.json", generation)):
@@ -203,7 +210,7 @@ class Run:
         if fresh and self.rank:
             torch.distributed.barrier()  # the first process compiles, the others find it in the cache
         loss = self.loss(self.model, made.tokens, made.weights, cos, sin)
-        loss.backward()
+        torch.autograd.backward(loss)
         if fresh and not self.rank:
             torch.distributed.barrier()
         self.compiled_lengths.add(length)
@@ -274,7 +281,7 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     (arguments.work / "meeting").unlink(missing_ok=True)
     plan = Plan(arguments.work, arguments.minutes, not arguments.no_compile, arguments.processes)
-    torch.multiprocessing.spawn(train_process, args=(plan,), nprocs=plan.processes)  # type: ignore[no-untyped-call]
+    spawn(train_process, args=(plan,), nprocs=plan.processes)  # type: ignore[no-untyped-call]  # torch types it not
 
 
 if __name__ == "__main__":
