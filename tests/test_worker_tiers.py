@@ -14,14 +14,16 @@ import torch
 from backends.worker.block_manager import BlockManager
 from backends.worker.chunks import Chunking
 from backends.worker.engine import Engine
-from backends.worker.kv_pool import KvPool
 from backends.worker.kv_tiers import KvTiers
 from backends.worker.messages import SamplingParams, Submit
+from backends.worker.restore_choice import RestorePrice
 from backends.worker.sampler import Sampler
 from backends.worker.scheduler import Scheduler, SchedulerConfig
+from backends.worker.tier_stores import PoolMemory
 from cache.kv_keys import Dtype, Geometry
 from cache.memory_store import MemoryStore
 from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
+from policies.restore_price import RestorableChunk, RestorePlan
 from policies.types import Tier
 from tests import worker_model_fixtures as models
 from tests.worker_core_fixtures import token_ids
@@ -43,15 +45,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.saved(models.make(models.Variant("qwen3", "qwen3"), seed=5), tmp_path_factory.mktemp("model"))
 
 
-class PoolMemory:
-    def __init__(self, pool: KvPool) -> None:
-        self._pool = pool
+class Eager(RestorePrice):
+    """Restores all that is found: these models compute faster than any store can read."""
 
-    def view(self, block: int) -> memoryview:
-        return memoryview(self._pool.block(block).numpy())
+    def __init__(self) -> None:
+        super().__init__(step_tokens=64, clock=time.monotonic)
 
-    def wipe(self, block: int) -> None:
-        self._pool.block(block).zero_()
+    def plan(self, chunks: Sequence[RestorableChunk], n_tokens: int, *, context: int, waiting: int) -> RestorePlan:
+        plan = super().plan(chunks, n_tokens, context=context, waiting=waiting)
+        return plan._replace(n_chunks=len(chunks), deadline_s=PATIENCE)
 
 
 def engine(
@@ -63,9 +65,16 @@ def engine(
         n_layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim, block_size=SIZE,
         dtype=Dtype.FP32,
     )  # fmt: skip
-    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 120, "max_waiting": 2000}
+    settings: dict[str, Any] = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 120,
+        "max_waiting": 2000,
+    }
     scheduler = Scheduler(SchedulerConfig(**settings), BlockManager(n_blocks, SIZE, "tiny"))
-    tiers = KvTiers(stores, Chunking(fingerprint, geometry), PoolMemory(pool), scheduler.blocks, **options)
+    tiers = KvTiers(
+        stores, Chunking(fingerprint, geometry), PoolMemory(pool), scheduler.blocks, price=Eager(), **options
+    )
     return Engine(scheduler, runner, Sampler(models.VOCAB), tiers=tiers)
 
 

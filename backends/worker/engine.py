@@ -1,18 +1,22 @@
 """One inference engine: it takes sequences and makes steps. A step schedules, computes, samples and commits.
 
-No clock and no sockets here: `engine_process` has them.
+No sockets here: `engine_process` has them.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+
+import msgspec
 
 from backends.worker.kv_tiers import KvTiers
-from backends.worker.messages import Refused, StepDone, Submit
+from backends.worker.messages import EngineStats, Refused, StepDone, Submit
 from backends.worker.runner import Chunk, ModelRunner
 from backends.worker.sampler import BadLogitsError, Sampler, SamplerRow
 from backends.worker.scheduler import RequestRefusedError, Scheduled, Scheduler, StepPlan
 from cache.block_hash import TOKEN_BYTES
+from policies.restore_price import attended
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +60,7 @@ class Engine:
     def settle(self, now: float) -> None:
         """Take what was restored: what waits for no KV any more joins the queue."""
         if self.tiers is not None:
-            for sequence in self.tiers.settle(now):
+            for sequence in self.tiers.settle(now, self.scheduler.n_waiting):
                 self.scheduler.admit(sequence)
 
     def cancel(self, sequence_id: str) -> None:
@@ -72,6 +76,7 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is None:
             return self.told(), ()
+        start = time.perf_counter()
         logits = self.runner.execute([_chunk(item) for item in plan.items])
         sampling = [item for item in plan.items if item.samples]
         rows = [self._row(item) for item in sampling]
@@ -82,13 +87,30 @@ class Engine:
         outputs = self.scheduler.commit(plan, sampled)
         ended = self.scheduler.take_ended()
         if self.tiers is not None:
+            pairs = sum(attended(item.count, item.start) for item in plan.items)
+            self.tiers.computed(plan.n_tokens, pairs, time.perf_counter() - start)
             for sequence in ended:
                 self.tiers.keep(sequence)
-        return StepDone(outputs=tuple(outputs), events=self.scheduler.take_events(), stats=self.scheduler.stats()), ()
+        return StepDone(outputs=tuple(outputs), events=self.scheduler.take_events(), stats=self.stats()), ()
+
+    def stats(self) -> EngineStats:
+        """Load and counters, as of now."""
+        stats = self.scheduler.stats()
+        if self.tiers is None:
+            return stats
+        counts = self.tiers.counts
+        return msgspec.structs.replace(
+            stats, restored_tokens=counts["restored_tokens"], kept_tokens=counts["kept_tokens"]
+        )
+
+    def close(self) -> None:
+        """Let what is being kept be written, and close the stores."""
+        if self.tiers is not None:
+            self.tiers.close()
 
     def told(self) -> StepDone:
         """What there is to tell without a step."""
-        return StepDone(events=self.scheduler.take_events(), stats=self.scheduler.stats())
+        return StepDone(events=self.scheduler.take_events(), stats=self.stats())
 
     def _drop(self, plan: StepPlan, ids: list[str]) -> tuple[StepDone, tuple[Refused, ...]]:
         """Where KV is no number, nobody knows how far it got: none is kept, and the others are computed anew."""

@@ -113,7 +113,10 @@ def _serve(options: EngineOptions, channel: EngineEnd, *, wanted: Callable[[], b
         channel.send(Failed(str(error)))
         return 1
     channel.send(ready)
-    EngineLoop(engine, channel, wanted=wanted, clock=time.monotonic).run()
+    try:
+        EngineLoop(engine, channel, wanted=wanted, clock=time.monotonic).run()
+    finally:
+        engine.close()
     return 0
 
 

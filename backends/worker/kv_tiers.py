@@ -11,27 +11,29 @@ Nothing here can fail a request: what is late, damaged, foreign or gone is not r
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from backends.worker.block_manager import BlockManager
 from backends.worker.chunks import Chunking
+from backends.worker.restore_choice import RestorePrice
 from backends.worker.sequence import Sequence, Status
 from cache.kv_codec import HEADER_BYTES, FrameError, FrameSpec, check, encode_header
 from cache.store import BlockStore, ChunkKey, FrameInfo, StoreError
+from policies.restore_price import RestorableChunk
 
 log = logging.getLogger(__name__)
 
+_LEAST_PATIENCE: Final = 0.05
+"""Seconds: threads do not run to the millisecond."""
 _KNOWN: Final = 1 << 16
 """Keys that are remembered as written, so that a prefix in use all the time is not written all the time."""
-
-Choice: TypeAlias = Callable[[Items[tuple[FrameSpec, BlockStore]], int], int]
-"""How many of the leading chunks found to restore, given also the tokens that are to be computed without any."""
 
 
 class BlockMemory(Protocol):
@@ -80,7 +82,7 @@ class KvTiers:
         memory: BlockMemory,
         blocks: BlockManager,
         *,
-        choose: Choice = lambda found, _: len(found),
+        price: RestorePrice,
         threads: int = 2,
         patience: float = 2.0,
         most_in_flight: int = 256 << 20,
@@ -92,7 +94,7 @@ class KvTiers:
         self._chunking = chunking
         self._memory = memory
         self._blocks = blocks
-        self._choose = choose
+        self._price = price
         self._patience = patience
         self._most_in_flight = most_in_flight
         self.in_flight = 0
@@ -121,8 +123,8 @@ class KvTiers:
         self._arrivals[sequence.id] = arrival
         self._threads.submit(self._guarded, self._look, arrival)
 
-    def settle(self, now: float) -> list[Sequence]:
-        """Take what the I/O threads have done; the sequences that need wait no longer."""
+    def settle(self, now: float, waiting: int = 0) -> list[Sequence]:
+        """Take what the I/O threads have done. Returns the sequences that wait no longer. `waiting`: in the queue."""
         ready: list[Sequence] = []
         while True:
             try:
@@ -132,7 +134,7 @@ class KvTiers:
             if isinstance(done, _Kept):
                 self._blocks.let_go(done.held)
                 self.in_flight -= done.n_bytes
-            elif not done.reading and self._begin_reading(done):
+            elif not done.reading and self._begin_reading(done, now, waiting):
                 continue
             else:
                 self._end(done, ready)
@@ -174,25 +176,46 @@ class KvTiers:
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)
 
+    def computed(self, n_tokens: int, pairs: float, seconds: float) -> None:
+        """A step took so long, see `RestorePrice.computed`."""
+        self._price.computed(n_tokens, pairs, seconds)
+
     def close(self) -> None:
         """Wait for what is being written, and close the stores."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True)
         for store in self._stores:
             store.close()
 
     # --- on the engine's thread ---
 
-    def _begin_reading(self, arrival: _Arrival) -> bool:
+    def _begin_reading(self, arrival: _Arrival, now: float, waiting: int) -> bool:
         """Reserve blocks for what was found, as far as it pays; False where there is nothing to read."""
         if arrival.released or arrival.sequence.status is Status.FINISHED or not arrival.chunks:
             return False
         matched = self._blocks.match(arrival.sequence)
         size = self._chunking.n_blocks
-        before = arrival.first * size
-        if len(matched) < before:
+        if len(matched) < arrival.first * size:
             return False  # evicted meanwhile
-        n_chunks = self._choose(arrival.chunks, arrival.sequence.n_tokens - len(matched) * self._blocks.block_size)
+        arrival.chunks = arrival.chunks[max(0, len(matched) // size - arrival.first) :]  # or computed meanwhile
+        arrival.first = len(matched) // size
+        before = arrival.first * size
+        context = len(matched) * self._blocks.block_size
+        plan = self._price.plan(
+            [
+                RestorableChunk(
+                    spec.first_token + spec.n_tokens - max(context, spec.first_token), spec.frame_bytes, store.tier
+                )
+                for spec, store in arrival.chunks
+            ],
+            arrival.sequence.n_tokens - context,
+            context=context,
+            waiting=waiting,
+        )
+        if plan.probe is not None:
+            self._threads.submit(self._probe, *arrival.chunks[plan.probe])
+        n_chunks = plan.n_chunks
         arrival.chunks = arrival.chunks[:n_chunks]
+        arrival.deadline = min(arrival.deadline, now + max(plan.deadline_s, _LEAST_PATIENCE))
         blocks = self._blocks.reserve(n_chunks * size) if n_chunks else None
         if blocks is None:
             return False
@@ -250,15 +273,41 @@ class KvTiers:
                 return
 
     def _read(self, arrival: _Arrival) -> None:
+        """Tier by tier, as the chunks lie: what each run of one tier took is what the tier is known by."""
+        at = 0
+        while at < len(arrival.chunks):
+            tier = arrival.chunks[at][1].tier
+            end = next((n for n in range(at, len(arrival.chunks)) if arrival.chunks[n][1].tier is not tier), None)
+            start = time.perf_counter()
+            last = self._read_run(arrival, at, len(arrival.chunks) if end is None else end)
+            n_bytes = sum(spec.frame_bytes for spec, _ in arrival.chunks[at:last])
+            if n_bytes:
+                self._price.read(tier, n_bytes, time.perf_counter() - start)
+            if last != end:
+                break
+            at = last
+        for block in arrival.blocks[arrival.n_read * self._chunking.n_blocks :]:
+            self._memory.wipe(block)
+
+    def _read_run(self, arrival: _Arrival, first: int, end: int) -> int:
+        """Read chunks `first:end`; the number of the first that could not be had."""
         size = self._chunking.n_blocks
-        header = bytearray(HEADER_BYTES)
-        for number, (spec, store) in enumerate(arrival.chunks):
-            blocks = arrival.blocks[number * size : (number + 1) * size]
-            if not self._read_chunk(spec, store, memoryview(header), blocks):
-                for block in arrival.blocks[number * size :]:
-                    self._memory.wipe(block)
-                return
+        header = memoryview(bytearray(HEADER_BYTES))
+        for number in range(first, end):
+            spec, store = arrival.chunks[number]
+            if not self._read_chunk(spec, store, header, arrival.blocks[number * size : (number + 1) * size]):
+                return number
             arrival.n_read += 1
+        return end
+
+    def _probe(self, spec: FrameSpec, store: BlockStore) -> None:
+        """Read a chunk for nothing but to learn how fast its tier is now."""
+        start = time.perf_counter()
+        try:
+            if store.read_into(spec.key, [memoryview(bytearray(spec.frame_bytes))]):
+                self._price.read(store.tier, spec.frame_bytes, time.perf_counter() - start)
+        except StoreError as error:
+            self._failed(store, error)
 
     def _read_chunk(self, spec: FrameSpec, store: BlockStore, header: memoryview, blocks: list[int]) -> bool:
         pieces = [self._memory.view(block) for block in blocks]

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import logging
+import time
 from enum import StrEnum
+from pathlib import Path
 from typing import Final, TypeVar
 
 import torch
 
 from backends.worker.block_manager import BlockManager
+from backends.worker.chunks import Chunking
 from backends.worker.decoder import Decoder
 from backends.worker.engine import Engine
 from backends.worker.kv_pool import KvPool
+from backends.worker.kv_tiers import KvTiers
 from backends.worker.memory import StepLimits, prepare, profile, total_bytes
 from backends.worker.messages import Ready
 from backends.worker.model_config import ModelConfig
 from backends.worker.model_source import model_directory
 from backends.worker.numerics import DeviceChoice, DtypeChoice, choose_device, choose_dtype, set_threads
 from backends.worker.options import EngineOptions
+from backends.worker.restore_choice import RestorePrice
 from backends.worker.runner import ModelRunner
 from backends.worker.sampler import Sampler
 from backends.worker.scheduler import Scheduler, SchedulerConfig
+from backends.worker.tier_stores import PoolMemory, fingerprint, geometry_of, open_stores, wants_stores
 from backends.worker.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -62,6 +68,7 @@ def load_engine(options: EngineOptions) -> tuple[Engine, Ready]:
     # More than the pool holds would never be admitted.
     max_model_len = min(limits.max_model_len, n_blocks * options.block_size)
     pool = KvPool(config, n_blocks=n_blocks, block_size=options.block_size, dtype=dtype, device=device)
+    blocks = BlockManager(n_blocks, options.block_size, options.name)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=options.max_num_seqs,
@@ -72,8 +79,9 @@ def load_engine(options: EngineOptions) -> tuple[Engine, Ready]:
             enable_chunked_prefill=options.enable_chunked_prefill,
             eos_token_ids=frozenset(config.eos_token_ids),
         ),
-        BlockManager(n_blocks, options.block_size, options.name),
+        blocks,
     )
+    tiers = _tiers(options, config, directory, pool, blocks) if wants_stores(options) else None
     ready = Ready(
         blocks=n_blocks,
         block_size=options.block_size,
@@ -83,7 +91,7 @@ def load_engine(options: EngineOptions) -> tuple[Engine, Ready]:
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
     )
-    return Engine(scheduler, ModelRunner(decoder, pool), Sampler(config.vocab_size, device)), ready
+    return Engine(scheduler, ModelRunner(decoder, pool), Sampler(config.vocab_size, device), tiers=tiers), ready
 
 
 def _named(choices: type[_Choice], option: str, value: str) -> _Choice:
@@ -92,6 +100,19 @@ def _named(choices: type[_Choice], option: str, value: str) -> _Choice:
     except ValueError:
         *most, last = choices
         raise OptionsError(f"{option} is {value!r}; expected {', '.join(most)} or {last}") from None
+
+
+def _tiers(options: EngineOptions, config: ModelConfig, directory: Path, pool: KvPool, blocks: BlockManager) -> KvTiers:
+    if pool.data.device.type != "cpu":
+        raise OptionsError("kv_host, kv_disk and kv_redis need device cpu")
+    if not options.enable_prefix_caching:
+        raise OptionsError("kv_host, kv_disk and kv_redis need prefix caching")
+    chunking = Chunking(
+        fingerprint(options, config, directory), geometry_of(config, options.block_size, pool.data.dtype)
+    )
+    stores = open_stores(options)
+    price = RestorePrice(step_tokens=options.max_num_batched_tokens, clock=time.monotonic)
+    return KvTiers(stores, chunking, PoolMemory(pool), blocks, price=price, patience=options.kv_patience)
 
 
 def _weights(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:

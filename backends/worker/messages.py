@@ -116,6 +116,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Of those, found in the prefix cache."""
     generation_tokens: int = 0
     preemptions: int = 0
+    restored_tokens: int = 0
+    """Tokens whose KV came from a store."""
+    kept_tokens: int = 0
+    """Tokens whose KV was written to stores, once for each of them."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

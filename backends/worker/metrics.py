@@ -39,6 +39,7 @@ class WorkerMetrics:
         counters = {
             "prefix_cache_queries": stats.prompt_tokens,
             "prefix_cache_hits": stats.cached_tokens,
+            "external_prefix_cache_hits": stats.restored_tokens,
             "num_preemptions": stats.preemptions,
             "prompt_tokens": stats.prompt_tokens,
             "generation_tokens": stats.generation_tokens,

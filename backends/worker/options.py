@@ -45,6 +45,17 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Of torch on a CPU; None: torch decides."""
     seed: int = 0
     """Of dummy weights."""
+    kv_host: int = 0
+    """Bytes of host memory for KV that outlives the pool; 0: none. On top of `memory`."""
+    kv_disk: str | None = None
+    """A directory for it; of one worker at a time."""
+    kv_disk_bytes: int = 10 << 30
+    kv_redis: str | None = None
+    """URL of a Redis server for it, which several workers may share."""
+    kv_eviction: str = "lru"
+    """What leaves host memory and disk first: a policy's name."""
+    kv_patience: float = 2.0
+    """Seconds that a sequence waits, at most, for KV to be restored."""
 
     @property
     def name(self) -> str:

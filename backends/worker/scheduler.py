@@ -153,6 +153,11 @@ class Scheduler:
         return bool(self._sequences)
 
     @property
+    def n_waiting(self) -> int:
+        """Sequences in the queue, those put aside left out."""
+        return len(self._waiting)
+
+    @property
     def can_step(self) -> bool:
         """Is any request not finished and not put aside?"""
         return len(self._sequences) > len(self._aside)

@@ -64,6 +64,7 @@ def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
 _serving = partial(_option, "Serving")
 _model = partial(_option, "Model")
 _engine = partial(_option, "Engine")
+_tiers = partial(_option, "KV beyond the pool")
 
 
 def worker(
@@ -108,6 +109,17 @@ def worker(
     compile_model: Annotated[bool, _engine("torch.compile: slower to start, faster then.", "--compile")] = False,
     threads: Annotated[int | None, _engine("CPU threads. Default: torch decides.", min=1)] = None,
     seed: Annotated[int, _engine("Of dummy weights.")] = 0,
+    kv_host: Annotated[
+        int, _tiers("Host memory for KV that outlives the pool.", parser=_told(parse_size), metavar="SIZE")
+    ] = 0,
+    kv_disk: Annotated[Path | None, _tiers("Directory for it; of one worker.", metavar="DIR")] = None,
+    kv_disk_bytes: Annotated[
+        int, _tiers("Bound of that directory.", parser=_told(parse_size), metavar="SIZE")
+    ] = "10GiB",  # type: ignore[assignment]  # is parsed
+    kv_redis: Annotated[
+        str | None, _tiers("Redis server for it, which workers may share.", metavar="URL", envvar="PREFIXGATE_KV_REDIS")
+    ] = None,
+    kv_eviction: Annotated[str, _tiers("What leaves host memory and disk first.", metavar="POLICY")] = "lru",
 ) -> None:
     """Serve a model, OpenAI-compatible, with prefix caching and KV events: a small, exact engine in torch.
 
@@ -143,6 +155,11 @@ def worker(
         compile=compile_model,
         threads=threads,
         seed=seed,
+        kv_host=kv_host,
+        kv_disk=None if kv_disk is None else str(kv_disk),
+        kv_disk_bytes=kv_disk_bytes,
+        kv_redis=kv_redis,
+        kv_eviction=kv_eviction,
     )
     options = WorkerOptions(
         engine=engine,

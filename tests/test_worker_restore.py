@@ -1,0 +1,127 @@
+"""KV that outlives its worker: computed by one process, restored by another, from Redis and from disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from backends.engine_metrics import read_load
+from backends.worker.engine_client import EngineError
+from backends.worker.worker import Worker
+from tests.redis_fixtures import needs_redis, redis_server
+from tests.worker_fixtures import real_options
+from tests.worker_tiny_model import tiny_model
+
+STORY = "Rivers carry water, sand and stories from the mountains to the sea. " * 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+async def ask(worker: Worker, content: str = STORY, **fields: Any) -> tuple[str, int]:
+    """Text, and cached tokens."""
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 12, "temperature": 0, **fields}
+    async with aiohttp.ClientSession() as http, http.post(f"{worker.url}/v1/chat/completions", json=body) as response:
+        answer = await response.json()
+        assert response.status == 200, answer
+        return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def kept(worker: Worker) -> None:
+    """Wait until something was written to every store."""
+    async with asyncio.timeout(20):
+        while not worker.engine.stats.kept_tokens:  # noqa: ASYNC110 - told twice a second
+            await asyncio.sleep(0.05)
+
+
+async def page(worker: Worker) -> str:
+    async with aiohttp.ClientSession() as http, http.get(f"{worker.url}/metrics") as response:
+        body = await response.read()
+        assert read_load(body).tells
+        return body.decode()
+
+
+async def first_life(model: Path, engine: dict[str, Any]) -> str:
+    """Compute, keep, and die by SIGKILL."""
+    async with Worker(real_options(model, engine)) as worker:
+        text, cached = await ask(worker)
+        assert cached == 0
+        await kept(worker)
+        assert worker.engine.pid is not None
+        os.kill(worker.engine.pid, signal.SIGKILL)
+        await worker.failed()
+    return text
+
+
+@needs_redis
+async def test_another_worker_restores_from_redis_what_a_killed_one_computed(model: Path) -> None:
+    with redis_server("--maxmemory", "64mb") as server:
+        engine = {"kv_redis": server.url}
+        text = await first_life(model, engine)
+        async with Worker(real_options(model, engine)) as other:
+            again, cached = await ask(other)
+            assert again == text
+            assert cached > 200
+            assert f'external_prefix_cache_hits_total{{engine="0",model_name="tiny"}} {float(cached)}' in await page(
+                other
+            )
+            assert (await ask(other, cache_salt="another tenant"))[1] == 0
+
+
+@needs_redis
+async def test_a_redis_that_dies_costs_no_request(model: Path) -> None:
+    with redis_server("--maxmemory", "64mb") as server:
+        async with Worker(real_options(model, {"kv_redis": server.url})) as worker:
+            text, _ = await ask(worker)
+            await kept(worker)
+            server.kill()
+            async with aiohttp.ClientSession() as http, http.post(f"{worker.url}/reset_prefix_cache") as response:
+                assert response.status == 200
+            assert await ask(worker) == (text, 0)
+
+
+async def test_a_restarted_worker_restores_from_disk(model: Path, tmp_path: Path) -> None:
+    engine = {"kv_disk": str(tmp_path / "kv"), "kv_disk_bytes": 64 << 20}
+    text = await first_life(model, engine)
+    async with Worker(real_options(model, engine)) as other:
+        again, cached = await ask(other)
+        assert again == text
+        assert cached > 200
+
+
+async def test_host_memory_gives_back_what_the_pool_has_lost(model: Path) -> None:
+    async with Worker(real_options(model, {"kv_host": 16 << 20, "kv_blocks": 32})) as worker:
+        text, _ = await ask(worker)
+        await kept(worker)
+        for number in range(3):  # each fills the pool
+            await ask(worker, f"{number} {STORY}")
+        again, cached = await ask(worker)
+        assert again == text
+        assert cached > 200
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"kv_redis": "http://127.0.0.1"}, "kv_redis: .*redis"),
+        ({"kv_host": 1}, "kv_host: capacity must be at least"),
+        ({"kv_host": 1 << 20, "kv_eviction": "magic"}, "kv_eviction: .*lru"),
+        ({"kv_host": 1 << 20, "dtype": "float64"}, "float64"),
+        ({"kv_host": 1 << 20, "enable_prefix_caching": False}, "prefix caching"),
+        ({"kv_disk": "/proc/kv"}, "kv_disk: .*/proc/kv"),
+    ],
+)
+async def test_options_that_cannot_be_are_refused_with_the_reason(
+    model: Path, engine: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(EngineError, match=words):
+        async with Worker(real_options(model, engine)):
+            pass
