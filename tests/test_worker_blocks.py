@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from backends.worker.block_manager import BlockManager
-from backends.worker.sequence import Sequence, Status
+from backends.worker.engine.block_manager import BlockManager
+from backends.worker.engine.sequence import Sequence, Status
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineHash, KvEvent
 from cache.prefix_index import PrefixIndex

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders
 
-from backends.worker.decoder_stages import MOST_HELD_BYTES, UnsupportedDecoderError, byte_level_alphabet
-from backends.worker.detokenizer import Detokenizer, TokenTexts
-from backends.worker.stop_strings import StopStrings
+from backends.worker.text.decoder_stages import MOST_HELD_BYTES, UnsupportedDecoderError, byte_level_alphabet
+from backends.worker.text.detokenizer import Detokenizer, TokenTexts
+from backends.worker.text.stop_strings import StopStrings
 from cache.tokenizer import Tokenizer
 from tests.tokens_fixtures import bert, deepseek, deepseek_directory, embedded, metaspace, metaspace_tokenizer
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from backends.worker.block_manager import BlockManager
-from backends.worker.decoder import Decoder
-from backends.worker.engine import Engine
-from backends.worker.kv_pool import KvPool
+from backends.worker.engine.block_manager import BlockManager
+from backends.worker.engine.engine import Engine
+from backends.worker.engine.scheduler import Scheduler, SchedulerConfig
 from backends.worker.messages import FinishReason, Refused, SamplingParams, Submit, TokensOut
-from backends.worker.runner import ModelRunner
-from backends.worker.sampler import Sampler
-from backends.worker.scheduler import Scheduler, SchedulerConfig
+from backends.worker.model.decoder import Decoder
+from backends.worker.model.kv_pool import KvPool
+from backends.worker.model.runner import ModelRunner
+from backends.worker.model.sampler import Sampler
 from tests import worker_model_fixtures as models
 from tests.worker_core_fixtures import token_ids
 

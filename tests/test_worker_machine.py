@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from backends.worker.block_manager import HashBlocks
+from backends.worker.engine.block_manager import HashBlocks
+from backends.worker.engine.scheduler import RequestRefusedError, StepPlan
+from backends.worker.engine.sequence import Sequence
 from backends.worker.messages import FinishReason, SamplingParams, Submit, TokensOut
-from backends.worker.scheduler import RequestRefusedError, StepPlan
-from backends.worker.sequence import Sequence
 from cache.block_hash import extend_chain
 from cache.kv_events import AllBlocksCleared
 from policies.types import BlockHash, TokenIds

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from backends.worker.attention import products, sdpa
-from backends.worker.runner import Chunk
+from backends.worker.model.attention import products, sdpa
+from backends.worker.model.runner import Chunk
 from tests.worker_model_fixtures import (
     LLAMA3,
     VARIANTS,

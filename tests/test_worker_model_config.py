@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from backends.worker.config_fields import UnsupportedModelError
-from backends.worker.model_config import FAMILIES, ModelConfig
-from backends.worker.rope_config import RopeType
+from backends.worker.model.config_fields import UnsupportedModelError
+from backends.worker.model.model_config import FAMILIES, ModelConfig
+from backends.worker.model.rope_config import RopeType
 from tests.worker_model_fixtures import CONFIGS, VARIANTS, make
 
 LLAMA: dict[str, Any] = {
@@ -170,5 +170,5 @@ def test_the_longest_sequence_follows_from_how_positions_are_stretched() -> None
 
 
 def test_reading_a_configuration_needs_no_torch() -> None:
-    code = "import sys, backends.worker.model_config; sys.exit('torch' in sys.modules)"
+    code = "import sys, backends.worker.model.model_config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.worker import numerics
-from backends.worker.attention import QUERIES
 from backends.worker.messages import SamplingParams, Submit
-from backends.worker.numerics import DeviceChoice, DtypeChoice, NumericsError
-from backends.worker.runner import Chunk
+from backends.worker.model import numerics
+from backends.worker.model.attention import QUERIES
+from backends.worker.model.numerics import DeviceChoice, DtypeChoice, NumericsError
+from backends.worker.model.runner import Chunk
 from tests import test_worker_engine as worker
 from tests.worker_core_fixtures import token_ids
 from tests.worker_model_fixtures import CPU, SLIDING, Variant, decoder, make, run_randomly, runner, saved, texts, tokens

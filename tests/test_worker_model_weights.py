@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from backends.worker import memory
-from backends.worker.decoder import Decoder
-from backends.worker.kv_pool import KvPool, block_bytes
-from backends.worker.memory import MemoryBoundError, MemoryProfile, StepLimits
-from backends.worker.model_config import ModelConfig
-from backends.worker.runner import Chunk, ModelRunner
-from backends.worker.weights import Weights, WeightsError
+from backends.worker.model import memory
+from backends.worker.model.decoder import Decoder
+from backends.worker.model.kv_pool import KvPool, block_bytes
+from backends.worker.model.memory import MemoryBoundError, MemoryProfile, StepLimits
+from backends.worker.model.model_config import ModelConfig
+from backends.worker.model.runner import Chunk, ModelRunner
+from backends.worker.model.weights import Weights, WeightsError
 from tests.worker_model_fixtures import CPU, Variant, make, runner, saved, tokens, truth
 
 

@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from backends.worker.messages import SamplingParams, TokenLogprobs
-from backends.worker.sampler import BadLogitsError, Sampler, SamplerRow
-from backends.worker.token_draw import draw, ranked, uniform
+from backends.worker.model.sampler import BadLogitsError, Sampler, SamplerRow
+from backends.worker.model.token_draw import draw, ranked, uniform
 
 VOCAB = 300
 PROMPT = (5, 6, 7, 7, 250)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends.worker.messages import SamplingParams
-from backends.worker.sampling_request import (
+from backends.worker.text.sampling_request import (
     MOST_STOP_CHARS,
     MOST_STOP_IDS,
     MOST_STOPS,

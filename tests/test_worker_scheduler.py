@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from backends.worker.engine.scheduler import RequestRefusedError, Scheduler
+from backends.worker.engine.sequence import Sequence, Status
 from backends.worker.messages import EngineStats, FinishReason, TokenLogprobs, TokensOut
-from backends.worker.scheduler import RequestRefusedError, Scheduler
-from backends.worker.sequence import Sequence, Status
 from cache.kv_events import AllBlocksCleared
 from tests.worker_core_fixtures import ShadowPool, ask, engine, planned, run_dry, step
 

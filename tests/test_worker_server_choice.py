@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.worker.choice import Choice
-from backends.worker.detokenizer import TokenTexts
 from backends.worker.messages import FinishReason, SamplingParams, TokenLogprobs, TokensOut
-from backends.worker.plan import Plan, PlannedChoice
-from backends.worker.rendering import Rendering
-from backends.worker.sampling_request import SamplingRequest
+from backends.worker.server.choice import Choice
+from backends.worker.server.plan import Plan, PlannedChoice
+from backends.worker.server.rendering import Rendering
+from backends.worker.text.detokenizer import TokenTexts
+from backends.worker.text.sampling_request import SamplingRequest
 from cache.token_backends import bytes_to_ids, ids_to_bytes
 from tests.gateway_fixtures import model_text
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from backends.worker.block_manager import BlockManager
-from backends.worker.chunks import Chunking
-from backends.worker.engine import Engine
-from backends.worker.kv_tiers import KvTiers
+from backends.worker.engine.block_manager import BlockManager
+from backends.worker.engine.engine import Engine
+from backends.worker.engine.scheduler import Scheduler, SchedulerConfig
+from backends.worker.kv.chunks import Chunking
+from backends.worker.kv.kv_tiers import KvTiers
+from backends.worker.kv.restore_choice import RestorePrice
+from backends.worker.kv.tier_stores import PoolMemory
 from backends.worker.messages import SamplingParams, Submit
-from backends.worker.restore_choice import RestorePrice
-from backends.worker.sampler import Sampler
-from backends.worker.scheduler import Scheduler, SchedulerConfig
-from backends.worker.tier_stores import PoolMemory
+from backends.worker.model.sampler import Sampler
 from cache.kv_keys import Dtype, Geometry
 from cache.memory_store import MemoryStore
 from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, StoreError, StoreStats

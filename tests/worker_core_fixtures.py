@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from xxhash import xxh3_64_intdigest
 
-from backends.worker.block_manager import BlockManager, HashBlocks
+from backends.worker.engine.block_manager import BlockManager, HashBlocks
+from backends.worker.engine.scheduler import Scheduler, SchedulerConfig, StepPlan
+from backends.worker.engine.sequence import Sequence
 from backends.worker.messages import SamplingParams, Submit, TokensOut
-from backends.worker.scheduler import Scheduler, SchedulerConfig, StepPlan
-from backends.worker.sequence import Sequence
 from cache.block_hash import extend_chain
 from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from policies.types import TokenIds

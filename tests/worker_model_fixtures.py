@@ -12,12 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 from transformers.utils import logging
 
-from backends.worker.attention import Kernel
-from backends.worker.decoder import Decoder
-from backends.worker.kv_pool import KvPool
-from backends.worker.model_config import ModelConfig
-from backends.worker.runner import Chunk, ModelRunner
-from backends.worker.weights import Weights
+from backends.worker.model.attention import Kernel
+from backends.worker.model.decoder import Decoder
+from backends.worker.model.kv_pool import KvPool
+from backends.worker.model.model_config import ModelConfig
+from backends.worker.model.runner import Chunk, ModelRunner
+from backends.worker.model.weights import Weights
 
 CPU: Final = torch.device("cpu")
 VOCAB: Final = 160

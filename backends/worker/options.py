@@ -11,7 +11,7 @@ import msgspec
 
 from cache.kv_events import Encoding
 
-ENGINE_COMMAND = (sys.executable, "-m", "backends.worker.engine_process")
+ENGINE_COMMAND = (sys.executable, "-m", "backends.worker.engine.engine_process")
 """Starts an engine; `--channel ENDPOINT --config JSON` is added, the JSON that of `EngineOptions`."""
 
 

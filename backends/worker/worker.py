@@ -18,8 +18,8 @@ from backends.worker.engine_client import EngineClient
 from backends.worker.messages import Ready, StepDone
 from backends.worker.model_source import model_directory
 from backends.worker.options import WorkerOptions
-from backends.worker.server import WorkerServer
-from backends.worker.serving import Serving
+from backends.worker.server.server import WorkerServer
+from backends.worker.server.serving import Serving
 from cache.kv_events import EventBatch
 from cache.tokenizer import Tokenizer
 

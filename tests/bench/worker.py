@@ -25,11 +25,11 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from backends.worker.engine import Engine
-from backends.worker.loading import load_engine
+from backends.worker.engine.engine import Engine
+from backends.worker.engine.loading import load_engine
+from backends.worker.engine.sequence import Sequence as Sequence_
 from backends.worker.messages import SamplingParams, Submit
 from backends.worker.options import EngineOptions
-from backends.worker.sequence import Sequence as Sequence_
 from policies.types import TokenIds
 
 SHAPES: Final[dict[str, dict[str, Any]]] = {

@@ -16,12 +16,12 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
-from backends.worker.decoder import Decoder
-from backends.worker.kv_pool import KvPool
-from backends.worker.model_config import ModelConfig
-from backends.worker.numerics import DeviceChoice, DtypeChoice, choose_device, choose_dtype, rows_are_independent
-from backends.worker.runner import Chunk, ModelRunner
-from backends.worker.weights import Weights
+from backends.worker.model.decoder import Decoder
+from backends.worker.model.kv_pool import KvPool
+from backends.worker.model.model_config import ModelConfig
+from backends.worker.model.numerics import DeviceChoice, DtypeChoice, choose_device, choose_dtype, rows_are_independent
+from backends.worker.model.runner import Chunk, ModelRunner
+from backends.worker.model.weights import Weights
 
 _SHAPE: Final[dict[str, Any]] = {
     "hidden_size": 1024,

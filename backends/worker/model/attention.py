@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from backends.worker.kv_pool import KvPool
+from backends.worker.model.kv_pool import KvPool
 
 QUERIES: Final = 64
 """Queries of one sequence that are attended at a time."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backends.worker.attention import AttentionPlan, Kernel, attend, products, sdpa
-from backends.worker.kv_pool import KvPool
-from backends.worker.model_config import ModelConfig
-from backends.worker.rope import Rope, rotate
-from backends.worker.weights import LayerWeights, Weights
+from backends.worker.model.attention import AttentionPlan, Kernel, attend, products, sdpa
+from backends.worker.model.kv_pool import KvPool
+from backends.worker.model.model_config import ModelConfig
+from backends.worker.model.rope import Rope, rotate
+from backends.worker.model.weights import LayerWeights, Weights
 
 _PIECE: Final = 256
 """Rows that go through a layer's products at a time on a CPU."""

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from backends.worker.rope_config import RopeConfig, RopeType
+from backends.worker.model.rope_config import RopeConfig, RopeType
 
 
 class Rope:

@@ -19,9 +19,9 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from backends.worker.block_manager import BlockManager
+from backends.worker.engine.block_manager import BlockManager
+from backends.worker.engine.sequence import Sequence, Status
 from backends.worker.messages import EngineStats, FinishReason, Submit, TokenLogprobs, TokensOut
-from backends.worker.sequence import Sequence, Status
 from cache.block_hash import TOKEN_BYTES
 from cache.kv_events import KvEvent
 

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 
 from backends.engine_api.sse import DONE, data_event
-from backends.worker.choice import Choice, Delta
-from backends.worker.logprobs import ChatLogprobs, CompletionLogprobs
-from backends.worker.plan import Plan
+from backends.worker.server.choice import Choice, Delta
+from backends.worker.server.logprobs import ChatLogprobs, CompletionLogprobs
+from backends.worker.server.plan import Plan
 from cache.token_backends import bytes_to_ids
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import tokenizers
 
-from backends.worker.decoder_stages import Stage, build_stages, byte_level_bytes, byte_of
-from backends.worker.stop_strings import StopStrings
+from backends.worker.text.decoder_stages import Stage, build_stages, byte_level_bytes, byte_of
+from backends.worker.text.stop_strings import StopStrings
 
 
 class TokenTexts:

@@ -10,12 +10,12 @@ from itertools import count
 from typing import Final, Self
 
 from backends.engine_api.api_errors import ApiError
-from backends.worker.choice import Choice
-from backends.worker.detokenizer import TokenTexts
 from backends.worker.engine_client import EngineClient, EngineFault, EngineUnavailableError
 from backends.worker.messages import FinishReason, Refused, Submit, TokensOut
-from backends.worker.metrics import WorkerMetrics
-from backends.worker.plan import Plan
+from backends.worker.server.choice import Choice
+from backends.worker.server.metrics import WorkerMetrics
+from backends.worker.server.plan import Plan
+from backends.worker.text.detokenizer import TokenTexts
 
 log = logging.getLogger(__name__)
 

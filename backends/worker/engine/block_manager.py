@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from itertools import chain
 
-from backends.worker.prefix_cache import PrefixCache
-from backends.worker.sequence import Sequence
+from backends.worker.engine.prefix_cache import PrefixCache
+from backends.worker.engine.sequence import Sequence
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.kv_events import KvEvent
 from policies.types import BlockHash, TokenIds

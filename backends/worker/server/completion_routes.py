@@ -10,10 +10,10 @@ from aiohttp import web
 
 from backends.engine_api.api_errors import ApiError
 from backends.engine_api.sse import error_events
-from backends.worker.generation import Generation
-from backends.worker.plan import Plan
-from backends.worker.rendering import Rendering
-from backends.worker.serving import Serving, answer_id
+from backends.worker.server.generation import Generation
+from backends.worker.server.plan import Plan
+from backends.worker.server.rendering import Rendering
+from backends.worker.server.serving import Serving, answer_id
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from backends.worker.choice import Choice, Delta
 from backends.worker.messages import TokenLogprobs
+from backends.worker.server.choice import Choice, Delta
 
 _LEAST: Final = -9999.0
 """What vLLM writes for minus infinity, which JSON does not know."""

@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from backends.worker.channel import ChannelError, EngineEnd
-from backends.worker.engine import Engine
-from backends.worker.loading import load_engine
+from backends.worker.engine.engine import Engine
+from backends.worker.engine.loading import load_engine
 from backends.worker.messages import Cancel, Failed, Submit, ToEngine
 from backends.worker.options import EngineOptions
 
@@ -82,7 +82,7 @@ class EngineLoop:
 
 
 def main() -> int:
-    """`python -m backends.worker.engine_process --channel ENDPOINT --config JSON`."""
+    """`python -m backends.worker.engine.engine_process --channel ENDPOINT --config JSON`."""
     parser = argparse.ArgumentParser(description="The engine of a prefixgate worker; started by its server.")
     parser.add_argument("--channel", required=True)
     parser.add_argument("--config", required=True)

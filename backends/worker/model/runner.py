@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.worker.attention import AttentionPlan, Span
-from backends.worker.decoder import Decoder
-from backends.worker.kv_pool import KvPool
+from backends.worker.model.attention import AttentionPlan, Span
+from backends.worker.model.decoder import Decoder
+from backends.worker.model.kv_pool import KvPool
 
 
 @dataclass(frozen=True, slots=True)

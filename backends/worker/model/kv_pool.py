@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from backends.worker.model_config import ModelConfig
+from backends.worker.model.model_config import ModelConfig
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
-from backends.worker.kv_pool import KvPool
-from backends.worker.model_config import ModelConfig
+from backends.worker.model.kv_pool import KvPool
+from backends.worker.model.model_config import ModelConfig
 from backends.worker.options import EngineOptions
 from cache.disk_store import DiskStore
 from cache.kv_keys import Dtype, Geometry

@@ -10,11 +10,11 @@ import time
 
 import msgspec
 
-from backends.worker.kv_tiers import KvTiers
+from backends.worker.engine.scheduler import RequestRefusedError, Scheduled, Scheduler, StepPlan
+from backends.worker.kv.kv_tiers import KvTiers
 from backends.worker.messages import EngineStats, Refused, StepDone, Submit
-from backends.worker.runner import Chunk, ModelRunner
-from backends.worker.sampler import BadLogitsError, Sampler, SamplerRow
-from backends.worker.scheduler import RequestRefusedError, Scheduled, Scheduler, StepPlan
+from backends.worker.model.runner import Chunk, ModelRunner
+from backends.worker.model.sampler import BadLogitsError, Sampler, SamplerRow
 from cache.block_hash import TOKEN_BYTES
 from policies.restore_price import attended
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from backends.worker.detokenizer import Detokenizer, TokenTexts
 from backends.worker.messages import FinishReason, TokenLogprobs, TokensOut
-from backends.worker.plan import Plan, PlannedChoice
+from backends.worker.server.plan import Plan, PlannedChoice
+from backends.worker.text.detokenizer import Detokenizer, TokenTexts
 from cache.token_backends import bytes_to_ids
 from policies.types import TokenIds
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from backends.worker.sequence import Sequence
+from backends.worker.engine.sequence import Sequence
 from cache.kv_codec import FrameSpec
 from cache.kv_keys import Geometry, chunk_keys
 from cache.store import ChunkKey

@@ -14,12 +14,12 @@ from typing import Final, TypeVar
 from aiohttp import web
 
 from backends.engine_api.api_errors import ApiError
-from backends.worker.detokenizer import TokenTexts
 from backends.worker.engine_client import EngineClient
 from backends.worker.messages import Ready
-from backends.worker.metrics import WorkerMetrics
 from backends.worker.options import WorkerOptions
-from backends.worker.plan import Planner
+from backends.worker.server.metrics import WorkerMetrics
+from backends.worker.server.plan import Planner
+from backends.worker.text.detokenizer import TokenTexts
 from cache.tokenizer import Tokenizer
 
 _SHORT_BODY: Final = 8192

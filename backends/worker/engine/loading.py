@@ -10,24 +10,24 @@ from typing import Final, TypeVar
 
 import torch
 
-from backends.worker.block_manager import BlockManager
-from backends.worker.chunks import Chunking
-from backends.worker.decoder import Decoder
-from backends.worker.engine import Engine
-from backends.worker.kv_pool import KvPool
-from backends.worker.kv_tiers import KvTiers
-from backends.worker.memory import StepLimits, prepare, profile, total_bytes
+from backends.worker.engine.block_manager import BlockManager
+from backends.worker.engine.engine import Engine
+from backends.worker.engine.scheduler import Scheduler, SchedulerConfig
+from backends.worker.kv.chunks import Chunking
+from backends.worker.kv.kv_tiers import KvTiers
+from backends.worker.kv.restore_choice import RestorePrice
+from backends.worker.kv.tier_stores import PoolMemory, fingerprint, geometry_of, open_stores, wants_stores
 from backends.worker.messages import Ready
-from backends.worker.model_config import ModelConfig
+from backends.worker.model.decoder import Decoder
+from backends.worker.model.kv_pool import KvPool
+from backends.worker.model.memory import StepLimits, prepare, profile, total_bytes
+from backends.worker.model.model_config import ModelConfig
+from backends.worker.model.numerics import DeviceChoice, DtypeChoice, choose_device, choose_dtype, set_threads
+from backends.worker.model.runner import ModelRunner
+from backends.worker.model.sampler import Sampler
+from backends.worker.model.weights import Weights
 from backends.worker.model_source import model_directory
-from backends.worker.numerics import DeviceChoice, DtypeChoice, choose_device, choose_dtype, set_threads
 from backends.worker.options import EngineOptions
-from backends.worker.restore_choice import RestorePrice
-from backends.worker.runner import ModelRunner
-from backends.worker.sampler import Sampler
-from backends.worker.scheduler import Scheduler, SchedulerConfig
-from backends.worker.tier_stores import PoolMemory, fingerprint, geometry_of, open_stores, wants_stores
-from backends.worker.weights import Weights
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from typing import Final
 
 import torch
 
-from backends.worker.decoder import Decoder
-from backends.worker.kv_pool import KvPool, block_bytes
 from backends.worker.messages import SamplingParams
-from backends.worker.runner import Chunk, ModelRunner
-from backends.worker.sampler import Sampler, SamplerRow
+from backends.worker.model.decoder import Decoder
+from backends.worker.model.kv_pool import KvPool, block_bytes
+from backends.worker.model.runner import Chunk, ModelRunner
+from backends.worker.model.sampler import Sampler, SamplerRow
 from cache.block_hash import TOKEN_BYTES
 
 _STATUS: Final = Path("/proc/self/status")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from backends.worker.config_fields import Fields, UnsupportedModelError, check_rest
-from backends.worker.rope_config import RopeConfig
+from backends.worker.model.config_fields import Fields, UnsupportedModelError, check_rest
+from backends.worker.model.rope_config import RopeConfig
 
 ACTIVATIONS: Final = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu")
 

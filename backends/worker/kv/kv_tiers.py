@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
-from backends.worker.block_manager import BlockManager
-from backends.worker.chunks import Chunking
-from backends.worker.restore_choice import RestorePrice
-from backends.worker.sequence import Sequence, Status
+from backends.worker.engine.block_manager import BlockManager
+from backends.worker.engine.sequence import Sequence, Status
+from backends.worker.kv.chunks import Chunking
+from backends.worker.kv.restore_choice import RestorePrice
 from cache.kv_codec import HEADER_BYTES, FrameError, FrameSpec, check, encode_header
 from cache.store import BlockStore, ChunkKey, FrameInfo, StoreError
 from policies.restore_price import RestorableChunk

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from backends.worker.config_fields import Fields, UnsupportedModelError
+from backends.worker.model.config_fields import Fields, UnsupportedModelError
 
 
 class RopeType(StrEnum):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from backends.worker.messages import SamplingParams, TokenLogprobs
-from backends.worker.token_draw import Floats, Ids, draw, ranked, uniform
+from backends.worker.model.token_draw import Floats, Ids, draw, ranked, uniform
 
 GREEDY_BELOW = 1e-5
 """A temperature under this is greedy, as in vLLM."""

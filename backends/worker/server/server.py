@@ -10,10 +10,10 @@ from aiohttp import web
 from backends.engine_api.api_errors import ApiError
 from backends.engine_api.bodies import DetokenizeRequest, read_body
 from backends.engine_api.http_frame import Handler, check_bearer, http_error, refusal
-from backends.worker.completion_routes import CompletionRoutes
 from backends.worker.engine_client import EngineUnavailableError
-from backends.worker.generation import unavailable
-from backends.worker.serving import Serving, request_id_of
+from backends.worker.server.completion_routes import CompletionRoutes
+from backends.worker.server.generation import unavailable
+from backends.worker.server.serving import Serving, request_id_of
 
 log = logging.getLogger(__name__)
 

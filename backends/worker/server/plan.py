@@ -11,8 +11,8 @@ from backends.engine_api.api_errors import ApiError
 from backends.engine_api.bodies import TokenizeRequest, prompts_of, read_body
 from backends.engine_api.lengths import room_for_output
 from backends.worker.messages import Ready, SamplingParams
-from backends.worker.request_fields import ChatFields, CompletionFields, check_chat, check_completion
-from backends.worker.sampling_request import SamplingError, SamplingRequest, read_sampling
+from backends.worker.server.request_fields import ChatFields, CompletionFields, check_chat, check_completion
+from backends.worker.text.sampling_request import SamplingError, SamplingRequest, read_sampling
 from cache.chat_template import TemplateError
 from cache.token_backends import bytes_to_ids, ids_to_bytes
 from cache.tokenizer import Tokenizer

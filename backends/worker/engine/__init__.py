@@ -1,0 +1,1 @@
+"""What the engine's process runs: the scheduler and all it decides, pure, and the loop around it."""

@@ -1,0 +1,1 @@
+"""Models in torch: configuration, weights, the decoder over a paged KV pool, sampling, memory."""
