@@ -1,9 +1,9 @@
 """The torch worker's engine beside `transformers`: `python -m tests.bench worker [--shape tiny]`.
 
-Random weights of Qwen3-0.6B's shape in bfloat16, on this machine's CPU. Eight requests of 500 prompt tokens and 32
-output tokens come at once: to our engine, to `transformers.generate` one after the other, and to its own continuous
-batching. Rounds alternate, so that a busy machine is busy for all; medians, and ratios of the same round. Then the
-memory: a process with a bound, under the largest load that its options allow, and its peak of resident memory.
+Random weights of Qwen3-0.6B's shape in bfloat16, on this machine's CPU. Eight requests come at once: to our engine, to
+`transformers.generate` one after the other, and to its own continuous batching. Rounds alternate, so that a busy machine
+is busy for all; medians, and ratios of the same round. Then the memory: a process with a bound, under the largest load
+that its options allow, and its peak of resident memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from logging import CRITICAL, getLogger
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +49,9 @@ REQUESTS: Final = 8
 PROMPT: Final = 500
 OUTPUT: Final = 32
 PREFILL: Final = 2000
+REQUESTS_OF: Final = ((100, 64), (500, 32))
+"""Prompt and output tokens: a chat's question, and a document's."""
+PARTS: Final = ("decode", "prefill", "requests", "memory")
 MEMORY: Final = {"qwen3-0.6b": 4 << 30, "tiny": 1 << 30}
 
 
@@ -166,6 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     arguments = parser.parse_args()
     getLogger("ContinuousBatchingLogger").setLevel(CRITICAL)  # it misses psutil, again and again
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # has no types
@@ -184,21 +189,29 @@ def main() -> None:
         )
         print(f"{'':<58}{'worker':>11}{'transformers':>11}")
 
-        def rounds(ours: Callable[[int], float], theirs: Callable[[int], float]) -> tuple[list[float], list[float]]:
-            ours(0), theirs(0)  # the first is slower for both
-            return tuple(zip(*((ours(seed), theirs(seed)) for seed in range(1, arguments.rounds + 1)), strict=True))  # type: ignore[return-value]  # two columns
+        def rounds(ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:
+            pairs = [(ours(), theirs()) for _ in range(arguments.rounds)]
+            return [own for own, _ in pairs], [other for _, other in pairs]
 
-        text = prompts(1, PREFILL, vocabulary, 1)
-        own, other = rounds(lambda _: run(engine, text, 1), lambda _: prefill(model, text[0]))
-        measured(f"prefill of {PREFILL} tokens", own, other)
-        asked = prompts(REQUESTS, PROMPT, vocabulary, 2)
-        own, other = rounds(lambda _: run(engine, asked, OUTPUT), lambda _: one_by_one(model, asked, OUTPUT))
-        measured(f"{REQUESTS} requests of {PROMPT} + {OUTPUT} tokens, theirs one by one", own, other)
-        own, other = rounds(lambda _: run(engine, asked, OUTPUT), lambda _: batched(model, asked, OUTPUT))
-        measured(f"{REQUESTS} requests of {PROMPT} + {OUTPUT} tokens, theirs batched", own, other)
-        for sequences in (1, 4, 8):
+        for sequences in (1, 4, 8) if "decode" in arguments.parts else ():
             rates = [decode_rate(engine, vocabulary, sequences, seed) for seed in range(arguments.rounds)]
             print(f"decode, {sequences} sequences: {statistics.median(rates):.1f} tokens/s", flush=True)
+        if "prefill" in arguments.parts:
+            text = prompts(1, PREFILL, vocabulary, 1)
+            run(engine, text, 1), prefill(model, text[0])  # the first is slower for both
+            measured(
+                f"prefill of {PREFILL} tokens",
+                *rounds(lambda: run(engine, text, 1), lambda: prefill(model, text[0])),
+            )
+        for length, output in REQUESTS_OF if "requests" in arguments.parts else ():
+            asked = prompts(REQUESTS, length, vocabulary, 2)
+            title = f"{REQUESTS} requests of {length} + {output} tokens, theirs"
+            ours = partial(run, engine, asked, output)
+            run(engine, asked[:1], 2), one_by_one(model, asked[:1], 2)
+            measured(f"{title} one by one", *rounds(ours, partial(one_by_one, model, asked, output)))
+            measured(f"{title} batched", *rounds(ours, partial(batched, model, asked, output)))
+        if "memory" not in arguments.parts:
+            return
         engine.scheduler.check_integrity()
         bound = MEMORY[arguments.shape]
         mine, child = multiprocessing.get_context("spawn").Pipe()
