@@ -1,9 +1,9 @@
 """The torch worker's engine beside `transformers`: `python -m tests.bench worker [--shape tiny]`.
 
 Random weights of Qwen3-0.6B's shape in bfloat16, on this machine's CPU. Eight requests come at once: to our engine, to
-`transformers.generate` one after the other, and to its own continuous batching. Rounds alternate, so that a busy machine
-is busy for all; medians, and ratios of the same round. Then the memory: a process with a bound, under the largest load
-that its options allow, and its peak of resident memory.
+`transformers.generate` one after the other, and to its own continuous batching. Rounds alternate, so that a busy
+machine is busy for all; medians, and ratios of the same round. Then the memory: a process with a bound, under the
+largest load that its options allow, and its peak of resident memory.
 """
 
 from __future__ import annotations
