@@ -81,7 +81,9 @@ class WorkerOptions:
     port: int = 0
     kv_events: bool = True
     kv_port: int = 0
-    """Events are published here, replays answered on the port after it."""
+    """Events are published here."""
+    kv_replay_port: int | None = None
+    """Replays are answered here; None: on the port after the events', or a free one as they are."""
     kv_topic: str = ""
     kv_encoding: Encoding = Encoding.ARRAY
     api_key: str | None = field(default=None, repr=False)

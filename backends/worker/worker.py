@@ -153,12 +153,15 @@ def _bound_socket(host: str, port: int) -> socket.socket:
 
 
 def _publisher(options: WorkerOptions) -> KvEventPublisher:
-    def endpoint(offset: int) -> str:
-        return f"tcp://{options.host}:{options.kv_port + offset if options.kv_port else '*'}"
+    def endpoint(port: int) -> str:
+        return f"tcp://{options.host}:{port or '*'}"
 
+    replay = options.kv_replay_port
+    if replay is None:
+        replay = options.kv_port and options.kv_port + 1
     return KvEventPublisher(
-        endpoint=endpoint(0),
-        replay_endpoint=endpoint(1),
+        endpoint=endpoint(options.kv_port),
+        replay_endpoint=endpoint(replay),
         topic=options.kv_topic,
         encoding=options.kv_encoding,
     )

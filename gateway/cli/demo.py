@@ -7,9 +7,11 @@ import contextlib
 import importlib.util
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -23,6 +25,7 @@ from backends.worker.engine_client import EngineError
 from backends.worker.model_source import DEFAULT_MODEL
 from backends.worker.options import EngineOptions, WorkerOptions
 from backends.worker.worker import Worker
+from backends.worker_status import Standing
 from gateway.app import running, settle_down
 from gateway.cli import simulate
 from gateway.cli import worker as worker_command
@@ -30,9 +33,12 @@ from gateway.cli.console import fail
 from gateway.cli.start_errors import told_plainly
 from gateway.config import Log, parse_config
 from gateway.logs import set_up_logging
+from gateway.program import Program
 
 _MEMORY: Final = 1 << 30
 """Bytes for each torch worker: its model is small, and so shall be what it takes of a laptop."""
+_DISK: Final = 256 << 20
+_PATIENCE: Final = 30.0
 
 
 class EngineChoice(StrEnum):
@@ -54,6 +60,8 @@ class Fleet:
     """Module and arguments of what is shown first."""
     about: str
     """What that is."""
+    restart: Callable[[], Awaitable[None]] | None = None
+    """Stops the workers and starts them again, where they keep what they have computed."""
 
 
 def demo(
@@ -104,20 +112,71 @@ async def _simulated_fleet(count: int, speed: float) -> AsyncIterator[Fleet]:
         )
 
 
+class _TorchWorkers:
+    """Torch workers that keep their KV on disk, and come back on the same ports."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        self._options = [
+            WorkerOptions(
+                engine=EngineOptions(
+                    model=DEFAULT_MODEL,
+                    memory=_MEMORY,
+                    threads=1,
+                    kv_disk=str(folder / str(index)),
+                    kv_disk_bytes=_DISK,
+                ),
+                name=f"worker-{index}",
+            )
+            for index in range(count)
+        ]
+        self._stack = contextlib.AsyncExitStack()
+        self.running: list[Worker] = []
+
+    async def start(self) -> None:
+        """All of them at once; each takes some seconds to load torch."""
+        self.running = [Worker(options) for options in self._options]
+        async with asyncio.TaskGroup() as starting:
+            for each in self.running:
+                starting.create_task(self._stack.enter_async_context(each))
+
+    async def restart(self) -> None:
+        """Stop them, which empties their pools, and start them where they were."""
+        self._options = [
+            replace(
+                options,
+                port=each.port,
+                kv_port=_port(each.kv_endpoint),
+                kv_replay_port=_port(each.replay_endpoint),
+            )
+            for options, each in zip(self._options, self.running, strict=True)
+        ]
+        await self.stop()
+        await self.start()
+
+    async def stop(self) -> None:
+        """All of them."""
+        await self._stack.aclose()
+
+
+def _port(endpoint: str | None) -> int:
+    return int((endpoint or ":0").rpartition(":")[2])
+
+
 @contextlib.asynccontextmanager
 async def _torch_fleet(count: int) -> AsyncIterator[Fleet]:
-    engine = EngineOptions(model=DEFAULT_MODEL, memory=_MEMORY, threads=1)
-    workers = [Worker(WorkerOptions(engine=engine, name=f"worker-{index}")) for index in range(count)]
-    async with contextlib.AsyncExitStack() as stack:
-        async with asyncio.TaskGroup() as starting:
-            for each in workers:
-                starting.create_task(stack.enter_async_context(each))
-        yield Fleet(
-            worker_command.gateway_config(workers),
-            f"{count} torch workers that serve a small model",
-            ("gateway.cli.demo_chat",),
-            "A chat first; the longer it gets, the more of each prompt is found in the worker's KV cache.",
-        )
+    with tempfile.TemporaryDirectory(prefix="prefixgate-") as folder:
+        workers = _TorchWorkers(count, Path(folder))
+        try:
+            await workers.start()
+            yield Fleet(
+                worker_command.gateway_config(workers.running),
+                f"{count} torch workers that serve a small model",
+                ("gateway.cli.demo_chat", "--transcript", str(Path(folder) / "chat.json")),
+                "A chat first; the longer it gets, the more of each prompt is found in the worker's KV cache.",
+                workers.restart,
+            )
+        finally:
+            await workers.stop()
 
 
 async def _demo(port: int, starting: contextlib.AbstractAsyncContextManager[Fleet], *, show: bool, stay: bool) -> int:
@@ -127,7 +186,7 @@ async def _demo(port: int, starting: contextlib.AbstractAsyncContextManager[Flee
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     console = Console()
-    set_up_logging(Log(level="warning"))
+    set_up_logging(Log(level="error"))  # workers that are restarted are missed, and need not be told of
     async with contextlib.AsyncExitStack() as stack:
         with console.status("Starting the workers ..."):
             fleet = await stack.enter_async_context(starting)
@@ -135,6 +194,8 @@ async def _demo(port: int, starting: contextlib.AbstractAsyncContextManager[Flee
             "listen": {"port": port},
             "limits": {"drain_timeout": 1},
             "admin": {"port": 0},
+            "health": {"probe": {"interval": 1}},
+            "routing": {"sessions": {"header": "x-session-id"}},
             **fleet.config,
         }
         program, bound = await stack.enter_async_context(running(parse_config(yaml.safe_dump(settings))))
@@ -144,6 +205,12 @@ async def _demo(port: int, starting: contextlib.AbstractAsyncContextManager[Flee
         if show:
             console.print(f"{fleet.about}\n")
             code = await _show(fleet.show, url, stop)
+            if fleet.restart is not None and not code and not stop.is_set():
+                console.print("\nThe workers are restarted, and the chat goes on with KV from their disks.\n")
+                with console.status("Restarting the workers ..."):
+                    await fleet.restart()
+                    await _all_well(program, stop)
+                code = await _show(fleet.show, url, stop)
         if stay and not stop.is_set():
             console.print("\nTry it, twice, and look at [bold]cached_tokens[/]:\n")
             console.print(_curl(url, fleet.config), soft_wrap=True, highlight=False, markup=False)
@@ -151,6 +218,16 @@ async def _demo(port: int, starting: contextlib.AbstractAsyncContextManager[Flee
             console.print("\nStop with Ctrl+C.")
             await stop.wait()
     return 0 if stop.is_set() else code
+
+
+async def _all_well(program: Program, stop: asyncio.Event) -> None:
+    """Wait until the gateway has seen that every worker is back, or until `_PATIENCE` is over."""
+    now = asyncio.get_running_loop().time
+    end = now() + _PATIENCE
+    while now() < end and not stop.is_set():
+        if all(status.standing is Standing.READY for status in program.fleet.statuses(now())):
+            return
+        await asyncio.sleep(0.1)
 
 
 async def _show(words: Sequence[str], url: str, stop: asyncio.Event) -> int:

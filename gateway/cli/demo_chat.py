@@ -1,4 +1,4 @@
-"""A chat of ten turns with the small model, as a client sees it: each answer, its cached tokens, its TTFT.
+"""A chat with the small model, as a client sees it: each answer, its cached tokens, its TTFT.
 
 `prefixgate demo` runs it in a process of its own, so that it measures from outside.
 """
@@ -9,6 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import aiohttp
@@ -25,20 +26,24 @@ from gateway.replay.sse import SseDecoder
 _DEADLINE: Final = 120.0
 """Seconds for one turn."""
 _MOST_TOKENS: Final = 120
+_SESSION: Final = {"x-session-id": "demo"}
+"""Where the session was, its KV is: a worker's disk is its own."""
 
 SYSTEM: Final = "You are a friendly helper. You answer in short and simple sentences."
 TURNS: Final = (
     "Hello! My name is Nora.",
     "What is the capital of France?",
     "Tell me a short story about a fox.",
-    "What is 7 plus 5?",
-    "Name three animals.",
     "What is the opposite of hot?",
+    "What is a prefix cache?",
     "What does a gateway do?",
     "What colour is the sky?",
+    "Who are you?",
     "What is my name?",
-    "Thank you. Goodbye!",
+    "Thank you.",
 )
+LATER: Final = ("Where were we? What is my name?", "What is a prefix cache?", "Goodbye!")
+"""Said when the chat goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,10 @@ async def take_turn(session: aiohttp.ClientSession, url: str, model: str, messag
     start = time.perf_counter()
     first, text = 0.0, ""
     usage: dict[str, Any] = {}
-    async with asyncio.timeout(_DEADLINE), session.post(f"{url}/v1/chat/completions", json=body) as response:
+    async with (
+        asyncio.timeout(_DEADLINE),
+        session.post(f"{url}/v1/chat/completions", json=body, headers=_SESSION) as response,
+    ):
         if response.status != HTTPStatus.OK:
             raise ReplayError(f"the gateway answered {response.status}: {(await response.text())[:200]}")
         decoder = SseDecoder()
@@ -91,15 +99,16 @@ async def take_turn(session: aiohttp.ClientSession, url: str, model: str, messag
     )
 
 
-async def chat(url: str, console: Console) -> None:
-    """Say everything in TURNS, one after the other, and print what comes of it."""
-    messages = [{"role": "system", "content": SYSTEM}]
+async def chat(url: str, console: Console, messages: list[dict[str, str]]) -> None:
+    """Say everything in TURNS, or in LATER after `messages`, which grow, and print what comes of it."""
+    said = LATER if messages else TURNS
+    messages[:0] = [] if messages else [{"role": "system", "content": SYSTEM}]
     table = Table(box=None, pad_edge=False)
     for heading in ("Turn", "Worker", "Prompt", "Cached", "TTFT", "Answer in"):
         table.add_column(heading, justify="left" if heading == "Worker" else "right")
     async with open_session(None) as session:
         model = await find_model(session, url)
-        for number, question in enumerate(TURNS, 1):
+        for number, question in enumerate(said, len(messages) // 2 + 1):
             messages.append({"role": "user", "content": question})
             console.print(Text.assemble(("you    ", "bold"), question), soft_wrap=True)
             turn = await take_turn(session, url, model, messages)
@@ -117,11 +126,13 @@ async def chat(url: str, console: Console) -> None:
     console.print(table)
 
 
-def main(url: Annotated[str, typer.Option()]) -> None:
-    """Chat with the model behind `url`."""
+def main(url: Annotated[str, typer.Option()], transcript: Annotated[Path, typer.Option()]) -> None:
+    """Chat with the model behind `url`, and go on where `transcript` ends."""
     console = Console()
     try:
-        uvloop.run(chat(url, console))
+        messages = orjson.loads(transcript.read_bytes()) if transcript.exists() else []
+        uvloop.run(chat(url, console, messages))
+        transcript.write_bytes(orjson.dumps(messages))
     except (ReplayError, aiohttp.ClientError, TimeoutError) as error:
         Console(stderr=True).print(f"demo: {str(error) or 'no answer in time'}", style="bold red", markup=False)
         raise typer.Exit(1) from None
