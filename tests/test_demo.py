@@ -16,7 +16,7 @@ import aiohttp
 
 ROOT = Path(__file__).parent.parent
 SIMULATED = ("--engine", "simulated")
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds after which a test gives up; nothing here is measured."""
 
 
