@@ -102,7 +102,7 @@ def run(it: Engine, submits: Sequence[Submit]) -> tuple[dict[str, list[int]], in
 def flush(it: Engine) -> None:
     """Wait until everything is kept."""
     end = time.monotonic() + PATIENCE
-    while it.tiers is not None and it.tiers.in_flight:
+    while it.tiers is not None and it.tiers.held:
         assert time.monotonic() < end, "a chunk is written for ever"
         it.settle(time.monotonic())
         time.sleep(0.001)

@@ -11,8 +11,9 @@ Nothing here can fail a request: what is late, damaged, foreign or gone is not r
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
@@ -25,15 +26,15 @@ from backends.worker.engine.sequence import Sequence, Status
 from backends.worker.kv.chunks import Chunking
 from backends.worker.kv.restore_choice import RestorePrice
 from cache.kv_codec import HEADER_BYTES, FrameError, FrameSpec, check, encode_header
-from cache.store import BlockStore, ChunkKey, FrameInfo, StoreError
+from cache.store import BlockStore, Buffer, FrameInfo, StoreError
 from policies.restore_price import RestorableChunk
 
 log = logging.getLogger(__name__)
 
 _LEAST_PATIENCE: Final = 0.05
 """Seconds: threads do not run to the millisecond."""
-_KNOWN: Final = 1 << 16
-"""Keys that are remembered as written, so that a prefix in use all the time is not written all the time."""
+_HELD: Final = 0.5
+"""Share of the pool that may be held while it is written to stores; what comes beyond is not kept."""
 
 
 class BlockMemory(Protocol):
@@ -64,12 +65,11 @@ class _Arrival:
     """The sequence waits no longer."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Kept:
-    chunks: list[tuple[FrameSpec, list[int]]] = field(default_factory=list)
-    """What is written, and the blocks that hold it."""
-    held: list[int] = field(default_factory=list)
-    n_bytes: int = 0
+    sequence: Sequence
+    held: list[int]
+    """Its leading blocks, whole chunks."""
 
 
 class KvTiers:
@@ -85,26 +85,23 @@ class KvTiers:
         price: RestorePrice,
         threads: int = 2,
         patience: float = 2.0,
-        most_in_flight: int = 256 << 20,
     ) -> None:
-        """`patience`: seconds that a sequence waits for its KV. `most_in_flight`: bytes being written at a time; what
-        comes beyond is not kept.
-        """
+        """`patience`: seconds that a sequence waits for its KV."""
         self._stores = list(stores)
         self._chunking = chunking
         self._memory = memory
         self._blocks = blocks
         self._price = price
         self._patience = patience
-        self._most_in_flight = most_in_flight
-        self.in_flight = 0
-        """Bytes that are being written."""
+        self._most_held = int(blocks.n_blocks * _HELD)
+        self.held = 0
+        """Blocks that are held because they are being written."""
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv-io")
         self._done: SimpleQueue[_Arrival | _Kept] = SimpleQueue()
         self._arrivals: dict[str, _Arrival] = {}
-        self._known: OrderedDict[ChunkKey, None] = OrderedDict()
         self.counts: Counter[str] = Counter()
         """`restored_tokens`, `kept_tokens`, `late`, and refused frames and failures by reason."""
+        self._counting = threading.Lock()
 
     @property
     def busy(self) -> bool:
@@ -133,48 +130,29 @@ class KvTiers:
                 break
             if isinstance(done, _Kept):
                 self._blocks.let_go(done.held)
-                self.in_flight -= done.n_bytes
+                self.held -= len(done.held)
             elif not done.reading and self._begin_reading(done, now, waiting):
                 continue
             else:
                 self._end(done, ready)
         for arrival in self._arrivals.values():
             if now >= arrival.deadline and not arrival.released:
-                self.counts["late"] += 1
+                self._count("late")
                 self._release(arrival, ready)
         return ready
 
     def keep(self, sequence: Sequence) -> None:
-        """A sequence has ended: write its chunks to the stores that lack them."""
+        """A sequence has ended: write its chunks to the stores that lack them, as many as may be held at a time."""
         found = self._blocks.match(sequence)
         size = self._chunking.n_blocks
-        specs = self._chunking.frames(sequence, len(found) // size * self._chunking.n_tokens)
-        kept = _Kept()
-        for number, spec in enumerate(specs):
-            if self._is_known(spec.key):
-                continue
-            if self.in_flight + kept.n_bytes + spec.frame_bytes > self._most_in_flight:
-                break
-            self._know(spec.key)
-            kept.n_bytes += spec.frame_bytes
-            kept.chunks.append((spec, found[number * size : (number + 1) * size]))
-            # With all that it follows: no prefix may outlive the one that it continues.
-            kept.held = found[: (number + 1) * size]
-        if kept.chunks:
-            self._blocks.hold(kept.held)
-            self.in_flight += kept.n_bytes
-            self._threads.submit(self._write, kept)
-
-    def _is_known(self, key: ChunkKey) -> bool:
-        if key not in self._known:
-            return False
-        self._known.move_to_end(key)
-        return True
-
-    def _know(self, key: ChunkKey) -> None:
-        self._known[key] = None
-        if len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
+        n_chunks = min(len(found), self._most_held - self.held) // size
+        if n_chunks <= 0:
+            return
+        # From the first on: no prefix may outlive the one that it continues.
+        held = found[: n_chunks * size]
+        self._blocks.hold(held)
+        self.held += len(held)
+        self._threads.submit(self._write, _Kept(sequence, held))
 
     def computed(self, n_tokens: int, pairs: float, seconds: float) -> None:
         """A step took so long, see `RestorePrice.computed`."""
@@ -232,7 +210,7 @@ class KvTiers:
         if good:
             after = arrival.held[-1] if arrival.held else None
             entered = self._blocks.adopt(arrival.sequence, arrival.first * size, good, after=after)
-            self.counts["restored_tokens"] += entered * self._blocks.block_size
+            self._count("restored_tokens", entered * self._blocks.block_size)
         self._blocks.let_go(arrival.blocks)
         self._blocks.let_go(arrival.held)
         self._release(arrival, ready)
@@ -251,7 +229,7 @@ class KvTiers:
             work(arrival)
         except Exception:  # whatever it is: the sequence must not wait for ever
             log.exception("KV could not be restored")
-            self.counts["failed"] += 1
+            self._count("failed")
         self._done.put(arrival)
 
     def _look(self, arrival: _Arrival) -> None:
@@ -313,37 +291,56 @@ class KvTiers:
         pieces = [self._memory.view(block) for block in blocks]
         try:
             if not store.read_into(spec.key, [header, *pieces]):
-                self.counts["gone"] += 1
+                self._count("gone")
                 return False
             check(header, pieces, spec)
         except FrameError as error:
-            self.counts[f"refused: {error.reason}"] += 1
+            self._count(f"refused: {error.reason}")
+            self._drop(spec, store)
             return False
         except StoreError as error:
             self._failed(store, error)
             return False
         return True
 
-    def _write(self, kept: _Kept) -> None:
+    def _drop(self, spec: FrameSpec, store: BlockStore) -> None:
+        """What was refused once is refused always, and keeps a good one out."""
         try:
-            for spec, blocks in kept.chunks:
-                self._write_chunk(spec, [self._memory.view(block) for block in blocks])
+            store.remove(spec.key)
+        except StoreError as error:
+            self._failed(store, error)
+
+    def _write(self, kept: _Kept) -> None:
+        size, n_tokens = self._chunking.n_blocks, len(kept.held) * self._blocks.block_size
+        try:
+            for number, spec in enumerate(self._chunking.frames(kept.sequence, n_tokens)):
+                self._write_chunk(spec, kept.held[number * size : (number + 1) * size])
         except Exception:  # whatever it is: the blocks must not be held for ever
             log.exception("KV could not be kept")
-            self.counts["failed"] += 1
+            self._count("failed")
         self._done.put(kept)
 
-    def _write_chunk(self, spec: FrameSpec, pieces: list[memoryview]) -> None:
-        header = encode_header(spec, pieces)
-        info = FrameInfo(parent=spec.parent, tenant=spec.salt.hex(), n_tokens=spec.n_tokens)
+    def _write_chunk(self, spec: FrameSpec, blocks: Items[int]) -> None:
+        frame: list[Buffer] = []
         for store in self._stores:
             try:
-                if store.write(spec.key, [header, *pieces], info):
-                    self.counts["kept_tokens"] += spec.n_tokens
+                if store.contains([spec.key]):
+                    continue
+                if not frame:
+                    pieces = [self._memory.view(block) for block in blocks]
+                    frame = [encode_header(spec, pieces), *pieces]
+                info = FrameInfo(parent=spec.parent, tenant=spec.salt.hex(), n_tokens=spec.n_tokens)
+                if store.write(spec.key, frame, info):
+                    self._count("kept_tokens", spec.n_tokens)
             except StoreError as error:
                 self._failed(store, error)
 
+    def _count(self, what: str, n: int = 1) -> int:
+        """Count it, and how many there are now."""
+        with self._counting:
+            self.counts[what] += n
+            return self.counts[what]
+
     def _failed(self, store: BlockStore, error: StoreError) -> None:
-        if not self.counts[f"failed: {store.tier}"]:
+        if self._count(f"failed: {store.tier}") == 1:
             log.warning("the %s tier fails: %s", store.tier, error)
-        self.counts[f"failed: {store.tier}"] += 1
