@@ -69,7 +69,7 @@ def main() -> None:
         longest = max(arguments.tokens) + 64
         print(f"{arguments.shape}, {torch.get_num_threads()} threads; seconds to the first token (tokens found)")
         for name, fields in tiers.items():
-            engine, _ = load_engine(options(Path(folder), kv_blocks=longest // 16 + 8, max_model_len=longest, **fields))
+            engine, _ = load_engine(options(Path(folder), kv_blocks=2 * longest // 16, max_model_len=longest, **fields))
             first_token(engine, prompts(1, 200, shape["vocab_size"], 99)[0], 0)
             for count in arguments.tokens:
                 ids = prompts(1, count, shape["vocab_size"], count)[0]
