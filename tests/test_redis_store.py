@@ -352,7 +352,7 @@ def test_tls_in_all_ways_to_refuse(tls_server: RedisServer, tmp_path: Path) -> N
         store.contains([chunk_key(1)])
     with opened(replace(by_name, tls_check_host=False)) as store:
         use_all(store, "another host")
-        assert store.stats().bytes > 0
+        wait_for(lambda: store.stats().bytes > 0, "the server to tell its size")
     with opened(replace(good, tls_ca=None, tls_verify=False)) as store:
         use_all(store, "unverified")
     with opened(replace(good, tls_certificate=None, tls_key=None)) as store, pytest.raises(StoreError):

@@ -180,3 +180,15 @@ def test_only_rows_that_sample_have_logits_in_the_order_asked_for(tmp_path: Path
     torch.testing.assert_close(got[0], truth(model, a.token_ids)[-1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got[1], truth(model, b.token_ids)[-1], rtol=1e-4, atol=1e-4)
     assert ours.execute([silent]).shape == (0, ours.decoder.config.vocab_size)
+
+
+def test_blocks_of_nobody_need_hold_no_numbers(tmp_path: Path) -> None:
+    model = make(Variant("qwen3", "qwen3"))
+    ours = runner(saved(model, tmp_path))
+    made = texts([20, 1, 30, 33], random.Random(4))
+    own = {block for text in made for block in text.block_table}
+    ours.pool.data[[block for block in range(ours.pool.n_blocks) if block not in own]] = float("nan")
+    run_randomly(ours, made, random.Random(5))
+    for text in made:
+        position = len(text.token_ids) - 1
+        torch.testing.assert_close(text.logits[position], truth(model, text.token_ids)[-1], rtol=1e-4, atol=1e-4)

@@ -102,7 +102,7 @@ def run(it: Engine, submits: Sequence[Submit]) -> tuple[dict[str, list[int]], in
 def flush(it: Engine) -> None:
     """Wait until everything is kept."""
     end = time.monotonic() + PATIENCE
-    while it.tiers is not None and it.tiers.held:
+    while it.tiers is not None and not it.tiers.idle:
         assert time.monotonic() < end, "a chunk is written for ever"
         it.settle(time.monotonic())
         time.sleep(0.001)
@@ -188,6 +188,7 @@ def nonsense(reads: int, pieces: Sequence[memoryview]) -> bool:
     if reads % 2:
         for piece in pieces[1:]:
             piece[:] = b"\xff" * len(piece)  # NaN, as a float
+        time.sleep(0.01)  # others compute meanwhile
     return True
 
 

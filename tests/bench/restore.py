@@ -46,7 +46,7 @@ def first_token(engine: Engine, ids: Sequence[int], number: int) -> tuple[float,
 
 def kept(engine: Engine) -> None:
     """Wait until everything is written."""
-    while engine.tiers is not None and engine.tiers.held:
+    while engine.tiers is not None and not engine.tiers.idle:
         engine.settle(time.monotonic())
         time.sleep(0.001)
 

@@ -108,6 +108,11 @@ class KvTiers:
         """Does any sequence wait for its KV?"""
         return any(not arrival.released for arrival in self._arrivals.values())
 
+    @property
+    def idle(self) -> bool:
+        """Is nothing read or written, and no block held?"""
+        return not (self.held or self._arrivals)
+
     def worth_looking(self, n_prompt: int) -> bool:
         """Is a prompt of so many tokens long enough to have a chunk in a store?"""
         return bool(self._stores) and n_prompt > self._chunking.n_tokens

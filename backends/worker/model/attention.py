@@ -222,10 +222,13 @@ def _least_keys(pool: KvPool) -> int:
 
 
 def _rows(spans: Sequence[Span], firsts: Sequence[int], keys: int, pool: KvPool) -> Tensor:
-    """Where so many keys of each sequence lie; beyond a sequence's end it is any block, whose keys are hidden."""
+    """Where so many keys of each sequence lie; beyond its end it is a block of its own again, whose keys are hidden.
+
+    Not any block: even hidden keys must be numbers, and what is being restored into others need not be any yet.
+    """
     device, size = pool.data.device, pool.block_size
     tables = [span.block_table[first : -(-span.end // size)] for span, first in zip(spans, firsts, strict=True)]
-    table = torch.tensor([[*blocks, *[0] * (keys // size - len(blocks))] for blocks in tables], device=device)
+    table = torch.tensor([[*blocks, *[blocks[0]] * (keys // size - len(blocks))] for blocks in tables], device=device)
     tokens = (table * (pool.n_layers * 2 * size))[:, :, None] + torch.arange(size, device=device)
     heads = torch.arange(pool.kv_heads, device=device)[:, None]
     return (tokens.view(len(spans), 1, -1) * pool.kv_heads + heads).reshape(-1)
