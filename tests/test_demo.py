@@ -122,9 +122,9 @@ async def test_a_chat_finds_more_in_the_cache_each_turn_and_goes_on_after_a_rest
     prompts, cached = ([int(row[column]) for row in rows] for column in (2, 3))
     assert cached[0] == 0
     for turn, (before, prompt, found) in enumerate(zip(prompts, prompts[1:], cached[1:], strict=False), 2):
-        if turn != 11:  # that one comes after the restart: what is restored is what pays
-            assert before // 16 * 16 <= found < prompt, "all full blocks of the turn before, its answer's too"
-    assert "Nora" in out.split("goes on")[1], "it remembers"
+        lost = 64 if turn == 11 else 0  # the worker was restarted: whole chunks come from its disk
+        assert (before - lost) // 16 * 16 <= found < prompt, "all full blocks of the turn before, its answer's too"
+    assert "Your name is Nora" in out
 
 
 async def test_the_worker_is_left_out_where_there_is_no_torch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from enum import StrEnum
@@ -64,14 +65,16 @@ def choose_device(choice: DeviceChoice) -> torch.device:
 def choose_dtype(choice: DtypeChoice, device: torch.device) -> torch.dtype:
     """`auto` on a CPU measures both types on one core for some milliseconds, in CPU time: other load changes nothing.
 
-    Prefill depends on products of many rows (arithmetic), decoding on those of one (the memory's bandwidth).
+    Prefill depends on products of many rows (arithmetic), decoding on those of one (the memory's bandwidth). The mean of
+    the two ratios decides, the geometric one: neither alone is far enough from 1 to come out the same at every start, and
+    workers that choose differently can share no KV.
     """
     if choice is not DtypeChoice.AUTO:
         return _DTYPES[choice]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     ratios = [_product_seconds(torch.bfloat16, rows) / _product_seconds(torch.float32, rows) for rows in (1, 256)]
-    return torch.bfloat16 if max(ratios) < 1.2 and min(ratios) < 1 else torch.float32
+    return torch.bfloat16 if math.prod(ratios) < 1 else torch.float32
 
 
 def rows_are_independent(
