@@ -65,9 +65,9 @@ def choose_device(choice: DeviceChoice) -> torch.device:
 def choose_dtype(choice: DtypeChoice, device: torch.device) -> torch.dtype:
     """`auto` on a CPU measures both types on one core for some milliseconds, in CPU time: other load changes nothing.
 
-    Prefill depends on products of many rows (arithmetic), decoding on those of one (the memory's bandwidth). The mean of
-    the two ratios decides, the geometric one: neither alone is far enough from 1 to come out the same at every start, and
-    workers that choose differently can share no KV.
+    Prefill depends on products of many rows (arithmetic), decoding on those of one (the memory's bandwidth). The
+    geometric mean of the two ratios decides: one of them alone may be too near to 1 to come out the same at every
+    start, and workers that choose differently can share no KV.
     """
     if choice is not DtypeChoice.AUTO:
         return _DTYPES[choice]
