@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Iterable
 
@@ -275,6 +276,67 @@ def test_an_orphan_s_first_holder_may_end_first() -> None:
     assert 0 in taker.block_table
     manager.check_integrity([second, taker])
     assert found(manager, range(9)) == second.block_table
+
+
+# --- copies into and out of the pool -----------------------------------------------------------------------
+
+
+def test_what_restored_blocks_are_to_follow_is_not_taken_for_them() -> None:
+    manager = BlockManager(8, 4, MODEL)
+    first, second = sequence(range(12)), sequence(range(16), name="b")
+    for each in (first, second):  # as in one step: none finds what the other computes
+        assert manager.allocate(each, each.n_tokens)
+        manager.register(each, each.n_tokens)
+    manager.commit()
+    manager.free(first)
+    manager.free(second)
+    after = found(manager, range(17))
+    assert after == [0, 1, 2, 6], "the last block's own head is a copy of the three before it"
+    assert manager.reserve(5, after=after) is None
+    manager.check_integrity([])
+    blocks = manager.reserve(3, after=after)
+    assert blocks is not None
+    assert not {*blocks} & {*after}
+    taker = sequence(range(50, 54))
+    assert manager.allocate(taker, 4), "of the copies the last is taken"
+    manager.check_integrity([taker])
+    assert found(manager, range(17)) == after
+    manager.let_go(blocks)
+    manager.let_go(after)
+    manager.check_integrity([taker])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_prefix_outlives_its_parent_whoever_copies(seed: int) -> None:
+    """Sequences come and go, others keep what these computed, and fill blocks with what they restored."""
+    chance = random.Random(seed)
+    manager = BlockManager(16, 4, MODEL)
+    running: list[Sequence] = []
+    copies: list[tuple[Sequence, list[int], list[int]]] = []
+    for number in range(2_000):
+        n_tokens = chance.randrange(5, 30)
+        n_shared = chance.randrange(n_tokens)
+        each = sequence([*range(n_shared), *[number % 4] * (n_tokens - n_shared)])
+        matched, what = manager.match(each), chance.randrange(8)
+        if what == 1:
+            matched = []  # as in a step in which another computes the same
+        if what < 2 and manager.allocate(each, n_tokens, matched):
+            manager.register(each, n_tokens)
+            manager.commit()
+            running.append(each)
+        elif what in (2, 3) and running:
+            manager.free(running.pop(chance.randrange(len(running))))
+        elif what == 4:
+            manager.hold(matched)
+            copies.append((each, matched, []))
+        elif what == 5 and (blocks := manager.reserve(n_tokens // 4 - len(matched), after=matched)):
+            copies.append((each, matched, blocks))
+        elif what > 5 and copies:
+            each, after, blocks = copies.pop(chance.randrange(len(copies)))
+            manager.adopt(each, len(after), blocks, after=after[-1] if after else None)
+            manager.let_go(blocks)
+            manager.let_go(after)
+        manager.check_integrity(running)
 
 
 # --- a step under way --------------------------------------------------------------------------------------

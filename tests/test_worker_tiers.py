@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -204,6 +205,8 @@ def fail(reads: int, pieces: Sequence[memoryview]) -> bool:
 
 def crash(reads: int, pieces: Sequence[memoryview]) -> bool:
     if reads % 5 == 1:
+        for piece in pieces[1:]:
+            piece[:] = b"\xff" * len(piece)
         raise RuntimeError("a bug")
     return True
 
@@ -260,3 +263,33 @@ def test_a_small_pool_and_cancellations_lose_no_block(directory: Path) -> None:
     flush(it)
     assert it.tiers is not None
     assert it.tiers.counts["restored_tokens"] > 0
+
+
+class Held(Wrapped):
+    """Writes nothing until it may."""
+
+    def __init__(self, inner: BlockStore) -> None:
+        super().__init__(inner, lambda *_: True)
+        self.may = threading.Event()
+
+    def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
+        return self.may.wait(PATIENCE) and super().write(key, pieces, info)
+
+
+def test_logits_that_are_no_numbers_spoil_nothing_that_is_being_kept(tmp_path: Path) -> None:
+    model = models.make(models.Variant("qwen3", "qwen3"), seed=5)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[100].fill_(float("nan"))
+    directory = models.saved(model, tmp_path)
+    store = Held(memory())
+    it = engine(directory, store)
+    good = ask(1, range(3, 60))
+    texts, _ = run(it, [good])
+    assert it.submit(ask(2, [100, 101, 102]), time.monotonic()) is None
+    _, dropped = it.step()
+    assert [each.id for each in dropped] == ["s2"]
+    store.may.set()
+    flush(it)
+    other = engine(directory, store)
+    again, found = run(other, [good])
+    assert (again, found) == (texts, 48)

@@ -76,6 +76,11 @@ class BlockManager:
         """The hashes of those; a copy."""
         return self._cache.hashes
 
+    @property
+    def unused(self) -> list[int]:
+        """The blocks that nobody holds, neither a sequence nor a copy; a new list."""
+        return [*self._empty, *self._cached_free]
+
     def blocks_for(self, n_tokens: int) -> int:
         """Blocks that hold so many tokens."""
         return -(-n_tokens // self.block_size)
@@ -145,10 +150,14 @@ class BlockManager:
         self._take(blocks)
         self._held.update(blocks)
 
-    def reserve(self, n_blocks: int) -> list[int] | None:
-        """Hold so many free blocks for somebody who fills them; None, and nothing changed, when too few are free."""
-        if n_blocks > self.free_blocks:
+    def reserve(self, n_blocks: int, *, after: Items[int]) -> list[int] | None:
+        """Hold so many free blocks for somebody who fills them, and hold the `after` that they are to follow: a whole
+        prefix as `match` found it. None, and nothing changed, when too few are free.
+        """
+        if n_blocks > self.free_blocks - self.idle(after):
             return None
+        # First what they follow: nothing of it may be among those taken.
+        self.hold(after)
         blocks = [self._take_free() for _ in range(n_blocks)]
         self._held.update(blocks)
         return blocks
@@ -210,7 +219,7 @@ class BlockManager:
         for block in chain(*(sequence.block_table for sequence in sequences), self._held.elements()):
             counts[block] += 1
         assert counts == self._references, "block tables and reference counts disagree"
-        free = [*self._empty, *self._cached_free]
+        free = self.unused
         unused = [block for block, count in enumerate(counts) if not count]
         assert sorted(free) == unused, "free + used != total"
         assert not any(block in self._cache for block in self._empty), "a block with cached KV passes for empty"

@@ -118,7 +118,8 @@ class Engine:
         for sequence_id in ids:
             self.scheduler.cancel(sequence_id)
         self.scheduler.recompute_all()
-        self.runner.pool.data.zero_()
+        # Not what is being kept or restored: that is of sequences that came to their end, and somebody else's to write.
+        self.runner.pool.data[self.scheduler.blocks.unused] = 0
         log.error("%d of %d sequences dropped: %s", len(ids), len(plan.items), _BAD_NUMBERS)
         return self.told(), tuple(Refused(sequence_id, _BAD_NUMBERS) for sequence_id in ids)
 

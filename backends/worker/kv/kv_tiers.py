@@ -104,11 +104,6 @@ class KvTiers:
         self._counting = threading.Lock()
 
     @property
-    def busy(self) -> bool:
-        """Does any sequence wait for its KV?"""
-        return any(not arrival.released for arrival in self._arrivals.values())
-
-    @property
     def idle(self) -> bool:
         """Is nothing read or written, and no block held?"""
         return not (self.held or self._arrivals)
@@ -199,11 +194,10 @@ class KvTiers:
         n_chunks = plan.n_chunks
         arrival.chunks = arrival.chunks[:n_chunks]
         arrival.deadline = min(arrival.deadline, now + max(plan.deadline_s, _LEAST_PATIENCE))
-        blocks = self._blocks.reserve(n_chunks * size) if n_chunks else None
+        blocks = self._blocks.reserve(n_chunks * size, after=matched[:before]) if n_chunks else None
         if blocks is None:
             return False
         arrival.held = matched[:before]
-        self._blocks.hold(arrival.held)
         arrival.blocks = blocks
         arrival.reading = True
         self._threads.submit(self._guarded, self._read, arrival)
@@ -256,21 +250,25 @@ class KvTiers:
                 return
 
     def _read(self, arrival: _Arrival) -> None:
+        try:
+            self._read_all(arrival)
+        finally:  # after a bug in a store too
+            for block in arrival.blocks[arrival.n_read * self._chunking.n_blocks :]:
+                self._memory.wipe(block)
+
+    def _read_all(self, arrival: _Arrival) -> None:
         """Tier by tier, as the chunks lie: what each run of one tier took is what the tier is known by."""
-        at = 0
-        while at < len(arrival.chunks):
-            tier = arrival.chunks[at][1].tier
-            end = next((n for n in range(at, len(arrival.chunks)) if arrival.chunks[n][1].tier is not tier), None)
+        at, chunks = 0, arrival.chunks
+        while at < len(chunks):
+            tier = chunks[at][1].tier
+            end = next((n for n in range(at, len(chunks)) if chunks[n][1].tier is not tier), len(chunks))
             start = time.perf_counter()
-            last = self._read_run(arrival, at, len(arrival.chunks) if end is None else end)
-            n_bytes = sum(spec.frame_bytes for spec, _ in arrival.chunks[at:last])
-            if n_bytes:
+            last = self._read_run(arrival, at, end)
+            if n_bytes := sum(spec.frame_bytes for spec, _ in chunks[at:last]):
                 self._price.read(tier, n_bytes, time.perf_counter() - start)
             if last != end:
-                break
+                return
             at = last
-        for block in arrival.blocks[arrival.n_read * self._chunking.n_blocks :]:
-            self._memory.wipe(block)
 
     def _read_run(self, arrival: _Arrival, first: int, end: int) -> int:
         """Read chunks `first:end`; the number of the first that could not be had."""
