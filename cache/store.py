@@ -11,8 +11,9 @@ store's own deadlines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NewType, Protocol, TypeAlias
+from typing import NewType, Protocol, TypeAlias, runtime_checkable
 
 from policies.types import Tier
 
@@ -52,6 +53,8 @@ class FrameInfo:
     """Whose quota it counts against; opaque."""
     n_tokens: int = 0
     """Tokens whose KV it holds: what it saves to compute."""
+    wanted: bool = False
+    """Somebody is expected to come back for it: it goes to the slow tiers too, at once."""
 
 
 class BlockStore(Protocol):
@@ -89,5 +92,16 @@ class BlockStore(Protocol):
     def close(self) -> None:
         """Give everything back, once calls under way have ended. What must survive is safe by then. Calls after it
         raise StoreError; closing again does nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """A store whose frames can be read where they lie."""
+
+    def lend(self, key: ChunkKey) -> AbstractContextManager[Sequence[memoryview] | None]:
+        """The frame's bytes, read-only and unchanged until the context is left; None where it is not here. Not a use.
+        Raises StoreError.
         """
         ...
