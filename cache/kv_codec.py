@@ -201,6 +201,12 @@ class FrameKeys:
         self._master = master
         self._library = _load()
 
+    def bound(self, fingerprint: bytes) -> bytes:
+        """The fingerprint of a model whose frames are encrypted under these keys, 32 bytes: who has others, or none,
+        does not come across them.
+        """
+        return hmac.digest(self._master, b"prefixgate kv fingerprint v1" + fingerprint, "sha256")
+
     def cipher(self, spec: FrameSpec, nonce: bytes) -> Cipher[GCM]:
         """AES-256-GCM under the key of one frame."""
         salt = len(spec.salt).to_bytes(8, "little") + spec.salt

@@ -64,6 +64,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """Cache salt: sequences under different salts share no KV."""
     priority: int = 0
     """Lower goes first, as in vLLM."""
+    wanted: bool = False
+    """Somebody is expected to come back for its KV."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -100,6 +102,20 @@ class TokensOut(msgspec.Struct, frozen=True, array_like=True):
     """One for each of `token_ids`, where they were asked for."""
 
 
+class TierStats(msgspec.Struct, frozen=True, array_like=True):
+    """One store of KV beyond the pool."""
+
+    tier: str
+    store: str
+    """What others call it that share it; empty where it is this worker's alone."""
+    round_trip: float
+    """Seconds that a read takes beside its bytes."""
+    seconds_per_token: float
+    entries: int = 0
+    bytes: int = 0
+    capacity: int = 0
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's load and its counters since it started."""
 
@@ -119,7 +135,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     restored_tokens: int = 0
     """Tokens whose KV came from a store."""
     kept_tokens: int = 0
-    """Tokens whose KV was written to stores, once for each of them."""
+    """Tokens whose KV was written to a store."""
+    tiers: tuple[TierStats, ...] = ()
+    """Stores beyond the pool, the fastest first."""
+    kv_counts: dict[str, int] = {}
+    """What became of frames, by a short name: late, gone, refused for a reason, failed."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -54,8 +54,24 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """URL of a Redis server for it, which several workers may share."""
     kv_eviction: str = "lru"
     """What leaves host memory and disk first: a policy's name."""
+    kv_redis_cluster: bool = False
+    kv_redis_ca: str | None = None
+    """PEM file: whom the server's certificate must be signed by."""
+    kv_redis_certificate: str | None = None
+    """PEM file of the worker's own certificate; with `kv_redis_key`."""
+    kv_redis_key: str | None = None
+    kv_tenant_share: float = 1.0
+    """Of host memory and of disk, what one cache salt may take at most."""
+    kv_uses: int = 2
+    """A chunk goes to the slower stores when it was used so often; before that while nothing is computed."""
+    kv_int8: bool = False
+    """KV is stored as bytes with a scale for each vector: half as many, and text may differ."""
+    kv_key_file: str | None = None
+    """Frames are encrypted under the key in this file."""
     kv_patience: float = 2.0
     """Seconds that a sequence waits, at most, for KV to be restored."""
+    kv_flush: float = 5.0
+    """Seconds for the slower stores to catch up when the engine ends."""
 
     @property
     def name(self) -> str:

@@ -119,7 +119,27 @@ def worker(
     kv_redis: Annotated[
         str | None, _tiers("Redis server for it, which workers may share.", metavar="URL", envvar="PREFIXGATE_KV_REDIS")
     ] = None,
+    kv_redis_cluster: Annotated[bool, _tiers("The URL names a node of a Redis Cluster.")] = False,
+    kv_redis_ca: Annotated[
+        Path | None, _tiers("PEM file: who signs the server's certificate. Default: the system's.", metavar="FILE")
+    ] = None,
+    kv_redis_cert: Annotated[Path | None, _tiers("The worker's own certificate, PEM.", metavar="FILE")] = None,
+    kv_redis_key: Annotated[Path | None, _tiers("Its key, PEM.", metavar="FILE")] = None,
     kv_eviction: Annotated[str, _tiers("What leaves host memory and disk first.", metavar="POLICY")] = "lru",
+    kv_tenant_share: Annotated[
+        float, _tiers("Share of host memory and disk that one cache salt may take.", min=0.001, max=1.0)
+    ] = 1.0,
+    kv_uses: Annotated[
+        int, _tiers("To the slower stores after so many uses; before that when there is time.", min=1)
+    ] = 2,
+    kv_int8: Annotated[bool, _tiers("Store bytes with scales: half the size, and not exact.")] = False,
+    kv_key_file: Annotated[
+        Path | None, _tiers("Encrypt what is stored under the key in this file (openssl rand -hex 32).", metavar="FILE")
+    ] = None,
+    kv_patience: Annotated[
+        float,
+        _tiers("A request waits so long for its KV, at most.", parser=_told(parse_duration), metavar="TIME"),
+    ] = "2s",  # type: ignore[assignment]  # is parsed
 ) -> None:
     """Serve a model, OpenAI-compatible, with prefix caching and KV events: a small, exact engine in torch.
 
@@ -156,10 +176,19 @@ def worker(
         threads=threads,
         seed=seed,
         kv_host=kv_host,
-        kv_disk=None if kv_disk is None else str(kv_disk),
+        kv_disk=_text(kv_disk),
         kv_disk_bytes=kv_disk_bytes,
         kv_redis=kv_redis,
+        kv_redis_cluster=kv_redis_cluster,
+        kv_redis_ca=_text(kv_redis_ca),
+        kv_redis_certificate=_text(kv_redis_cert),
+        kv_redis_key=_text(kv_redis_key),
         kv_eviction=kv_eviction,
+        kv_tenant_share=kv_tenant_share,
+        kv_uses=kv_uses,
+        kv_int8=kv_int8,
+        kv_key_file=_text(kv_key_file),
+        kv_patience=kv_patience,
     )
     options = WorkerOptions(
         engine=engine,
@@ -181,6 +210,10 @@ def worker(
         fail(f"cannot listen: {error}")
     if reason:
         fail(reason)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def gateway_config(workers: list[Worker]) -> dict[str, object]:

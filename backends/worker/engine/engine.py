@@ -16,6 +16,7 @@ from backends.worker.messages import EngineStats, Refused, StepDone, Submit
 from backends.worker.model.runner import Chunk, ModelRunner
 from backends.worker.model.sampler import BadLogitsError, Sampler, SamplerRow
 from cache.block_hash import TOKEN_BYTES
+from cache.kv_events import KvEvent
 from policies.restore_price import attended
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Engine:
         if self.tiers is not None:
             for sequence in self.tiers.settle(now, self.scheduler.n_waiting):
                 self.scheduler.admit(sequence)
+            self.tiers.breathe(now, busy=self.scheduler.has_work)
 
     def cancel(self, sequence_id: str) -> None:
         """Forget a sequence and free its blocks at once; one that has ended is no error."""
@@ -70,6 +72,8 @@ class Engine:
     def clear(self) -> None:
         """Forget the prefix cache."""
         self.scheduler.clear_cache()
+        if self.tiers is not None:
+            self.tiers.forget()
 
     def step(self) -> tuple[StepDone, tuple[Refused, ...]]:
         """Make one step. The second part names sequences that had to be dropped in it."""
@@ -91,7 +95,7 @@ class Engine:
             self.tiers.computed(plan.n_tokens, pairs, time.perf_counter() - start)
             for sequence in ended:
                 self.tiers.keep(sequence)
-        return StepDone(outputs=tuple(outputs), events=self.scheduler.take_events(), stats=self.stats()), ()
+        return StepDone(outputs=tuple(outputs), events=self._events(), stats=self.stats()), ()
 
     def stats(self) -> EngineStats:
         """Load and counters, as of now."""
@@ -99,18 +103,28 @@ class Engine:
         if self.tiers is None:
             return stats
         counts = self.tiers.counts
+        restored, kept = counts.pop("restored_tokens", 0), counts.pop("kept_tokens", 0)
         return msgspec.structs.replace(
-            stats, restored_tokens=counts["restored_tokens"], kept_tokens=counts["kept_tokens"]
+            stats, restored_tokens=restored, kept_tokens=kept, tiers=self.tiers.stats(), kv_counts=dict(counts)
         )
 
-    def close(self) -> None:
-        """Let what is being kept be written, and close the stores."""
+    @property
+    def has_news(self) -> bool:
+        """Is there anything to tell besides what a step tells?"""
+        return self.tiers is not None and self.tiers.has_news
+
+    def close(self, within: float = 5.0) -> None:
+        """Let what is being kept be written, for so many seconds, and close the stores."""
         if self.tiers is not None:
-            self.tiers.close()
+            self.tiers.close(within)
 
     def told(self) -> StepDone:
         """What there is to tell without a step."""
-        return StepDone(events=self.scheduler.take_events(), stats=self.stats())
+        return StepDone(events=self._events(), stats=self.stats())
+
+    def _events(self) -> tuple[KvEvent, ...]:
+        events = self.scheduler.take_events()
+        return events if self.tiers is None else events + self.tiers.take_events()
 
     def _drop(self, plan: StepPlan, ids: list[str]) -> tuple[StepDone, tuple[Refused, ...]]:
         """Where KV is no number, nobody knows how far it got: none is kept, and the others are computed anew."""
@@ -118,6 +132,8 @@ class Engine:
         for sequence_id in ids:
             self.scheduler.cancel(sequence_id)
         self.scheduler.recompute_all()
+        if self.tiers is not None:
+            self.tiers.forget()
         # Not what is being kept or restored: that is of sequences that came to their end, and somebody else's to write.
         self.runner.pool.data[self.scheduler.blocks.unused] = 0
         log.error("%d of %d sequences dropped: %s", len(ids), len(plan.items), _BAD_NUMBERS)

@@ -51,7 +51,7 @@ class EngineLoop:
             engine.settle(self._clock())
             if engine.can_step:
                 self._step()
-            elif self._clock() - self._told_at >= _SIGN_OF_LIFE:
+            elif self._engine.has_news or self._clock() - self._told_at >= _SIGN_OF_LIFE:
                 self._tell_idle()
 
     def _pause(self) -> float:
@@ -116,7 +116,7 @@ def _serve(options: EngineOptions, channel: EngineEnd, *, wanted: Callable[[], b
     try:
         EngineLoop(engine, channel, wanted=wanted, clock=time.monotonic).run()
     finally:
-        engine.close()
+        engine.close(options.kv_flush)
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeVar
@@ -13,10 +12,8 @@ import torch
 from backends.worker.engine.block_manager import BlockManager
 from backends.worker.engine.engine import Engine
 from backends.worker.engine.scheduler import Scheduler, SchedulerConfig
-from backends.worker.kv.chunks import Chunking
 from backends.worker.kv.kv_tiers import KvTiers
-from backends.worker.kv.restore_choice import RestorePrice
-from backends.worker.kv.tier_stores import PoolMemory, fingerprint, geometry_of, open_stores, wants_stores
+from backends.worker.kv.tier_stores import open_tiers, wants_stores
 from backends.worker.messages import Ready
 from backends.worker.model.decoder import Decoder
 from backends.worker.model.kv_pool import KvPool
@@ -103,16 +100,9 @@ def _named(choices: type[_Choice], option: str, value: str) -> _Choice:
 
 
 def _tiers(options: EngineOptions, config: ModelConfig, directory: Path, pool: KvPool, blocks: BlockManager) -> KvTiers:
-    if pool.data.device.type != "cpu":
-        raise OptionsError("kv_host, kv_disk and kv_redis need device cpu")
     if not options.enable_prefix_caching:
         raise OptionsError("kv_host, kv_disk and kv_redis need prefix caching")
-    chunking = Chunking(
-        fingerprint(options, config, directory), geometry_of(config, options.block_size, pool.data.dtype)
-    )
-    stores = open_stores(options)
-    price = RestorePrice(step_tokens=options.max_num_batched_tokens, clock=time.monotonic)
-    return KvTiers(stores, chunking, PoolMemory(pool), blocks, price=price, patience=options.kv_patience)
+    return open_tiers(options, config, directory, pool, blocks)
 
 
 def _weights(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:

@@ -42,6 +42,13 @@ class RestorePrice:
                 context=context,
             )
 
+    def speed(self, tier: Tier) -> tuple[float, float]:
+        """Round trip in seconds, and seconds a byte, with the margin that a plan would add."""
+        with self._lock:
+            speed = self._speeds[tier]
+            late = 1.0 + speed.margin
+            return speed.rtt * late, late / speed.bandwidth
+
     def read(self, tier: Tier, n_bytes: int, seconds: float) -> None:
         """So many bytes of one tier were read in one go."""
         with self._lock:

@@ -4,42 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from backends.worker.engine.block_manager import BlockManager
+from backends.worker.kv.chunks import Chunking
+from backends.worker.kv.framing import Framing, load_frame_keys, make_framing
+from backends.worker.kv.kv_tiers import KvTiers
+from backends.worker.kv.pool_memory import BlockMemory, memory_of
+from backends.worker.kv.residency import Residency
+from backends.worker.kv.restore_choice import RestorePrice
+from backends.worker.kv.tier_report import TierReport
+from backends.worker.kv.transfer import Transfer
 from backends.worker.model.kv_pool import KvPool
 from backends.worker.model.model_config import ModelConfig
 from backends.worker.options import EngineOptions
 from cache.disk_store import DiskStore
-from cache.kv_keys import Dtype, Geometry
+from cache.kv_codec import SealUnavailableError
+from cache.kv_keys import Codec, Dtype, Geometry
 from cache.memory_store import MemoryStore
 from cache.redis_settings import RedisSettings
 from cache.redis_store import RedisStore
 from cache.store import BlockStore, StoreError
+from cache.tiered_store import TieredStore
 from policies.eviction import make_eviction
 from policies.eviction_types import EvictionPolicy
+from policies.types import Tier
+from policies.write_behind import WriteRules
 
 _DTYPES: Final = {torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16, torch.float32: Dtype.FP32}
 _PIECE: Final = 1 << 20
-
-
-class PoolMemory:
-    """The blocks of a pool in the CPU's memory, as bytes that other threads read and write."""
-
-    def __init__(self, pool: KvPool) -> None:
-        self._pool = pool
-
-    def view(self, block: int) -> memoryview:
-        """One block's bytes; writable."""
-        return memoryview(self._pool.block(block).numpy())  # type: ignore[arg-type]  # arrays are buffers from 3.12 on
-
-    def wipe(self, block: int) -> None:
-        """Make it zeros."""
-        self._pool.block(block).zero_()
 
 
 def wants_stores(options: EngineOptions) -> bool:
@@ -47,24 +46,116 @@ def wants_stores(options: EngineOptions) -> bool:
     return bool(options.kv_host or options.kv_disk or options.kv_redis)
 
 
-def open_stores(options: EngineOptions) -> list[BlockStore]:
-    """The stores, the fastest first. Raises ValueError with the option that is at fault."""
+def open_tiers(
+    options: EngineOptions, config: ModelConfig, directory: Path, pool: KvPool, blocks: BlockManager
+) -> KvTiers:
+    """The stores that the options name, and all around them. Raises ValueError with the option that is at fault."""
+    with _of_option("kv_key_file"):
+        keys = None if options.kv_key_file is None else load_frame_keys(Path(options.kv_key_file))
+    geometry = geometry_of(config, options.block_size, pool.data.dtype, int8=options.kv_int8)
+    model = fingerprint(options, config, directory)
+    # Whoever has another key would refuse these frames, and throw them away: let them not find them.
+    chunking = Chunking(model if keys is None else keys.bound(model), geometry)
+    residency = Residency(options.block_size)
+    stores = _open_stores(options, residency)
+    return assemble(
+        TieredStore(stores, rules=WriteRules(uses=options.kv_uses), moved=residency.moved),
+        {store.tier: _shared_name(options, chunking) if store.tier is Tier.REDIS else "" for store in stores},
+        chunking=chunking,
+        framing=make_framing(keys=keys, int8=options.kv_int8),
+        memory=memory_of(pool),
+        blocks=blocks,
+        residency=residency,
+        price=RestorePrice(step_tokens=options.max_num_batched_tokens, clock=time.monotonic),
+        patience=options.kv_patience,
+    )
+
+
+def assemble(
+    store: TieredStore,
+    names: Mapping[Tier, str],
+    *,
+    chunking: Chunking,
+    framing: Framing,
+    memory: BlockMemory,
+    blocks: BlockManager,
+    residency: Residency,
+    price: RestorePrice,
+    patience: float,
+) -> KvTiers:
+    """A pool's KV beyond it. `names`: see `TierReport`."""
+    geometry = chunking.geometry
+    return KvTiers(
+        store,
+        Transfer(store, chunking, framing, memory, residency=residency, price=price),
+        chunking,
+        blocks,
+        residency=residency,
+        price=price,
+        report=TierReport(store, price, names, bytes_per_token=geometry.block_bytes / geometry.block_size),
+        patience=patience,
+    )
+
+
+def _open_stores(options: EngineOptions, residency: Residency) -> list[BlockStore]:
+    """The fastest first."""
+    if not 0 < options.kv_tenant_share <= 1:
+        raise _OptionError(f"kv_tenant_share is {options.kv_tenant_share}; expected a share above 0, at most 1")
     stores: list[BlockStore] = []
     if options.kv_host:
+        quota = int(options.kv_host * options.kv_tenant_share)
         with _of_option("kv_host"):
-            stores.append(MemoryStore(options.kv_host, policy=_policy(options), prefault=False))
+            stores.append(
+                MemoryStore(
+                    options.kv_host,
+                    policy=_policy(options, quota),
+                    tenant_bytes=quota,
+                    prefault=False,
+                    evicted=lambda key: residency.moved(Tier.HOST, key, False),
+                )
+            )
     if options.kv_disk:
+        quota = int(options.kv_disk_bytes * options.kv_tenant_share)
         with _of_option("kv_disk"):
-            stores.append(DiskStore(Path(options.kv_disk), capacity=options.kv_disk_bytes, policy=_policy(options)))
+            stores.append(
+                DiskStore(
+                    Path(options.kv_disk),
+                    capacity=options.kv_disk_bytes,
+                    policy=_policy(options, quota),
+                    tenant_bytes=quota,
+                    evicted=lambda key: residency.moved(Tier.DISK, key, False),
+                )
+            )
     if options.kv_redis:
         with _of_option("kv_redis"):
-            stores.append(RedisStore(RedisSettings(url=options.kv_redis)))
+            stores.append(RedisStore(_redis(options)))
     return stores
 
 
-def _policy(options: EngineOptions) -> EvictionPolicy:
+def _redis(options: EngineOptions) -> RedisSettings:
+    return RedisSettings(
+        url=options.kv_redis or "",
+        cluster=options.kv_redis_cluster,
+        tls_ca=_path(options.kv_redis_ca),
+        tls_certificate=_path(options.kv_redis_certificate),
+        tls_key=_path(options.kv_redis_key),
+    )
+
+
+def _shared_name(options: EngineOptions, chunking: Chunking) -> str:
+    """Equal for all workers that read each other's frames in this Redis, and for nobody else."""
+    settings = _redis(options)
+    where = f"{settings.address} {settings.db} {settings.prefix}".encode()
+    return hashlib.sha256(where + chunking.fingerprint + repr(chunking.geometry).encode()).hexdigest()[:16]
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _policy(options: EngineOptions, quota: int) -> EvictionPolicy:
     with _of_option("kv_eviction"):
-        return make_eviction(options.kv_eviction)
+        return make_eviction(options.kv_eviction, default_quota=quota)
 
 
 @contextlib.contextmanager
@@ -73,7 +164,7 @@ def _of_option(name: str) -> Iterator[None]:
         yield
     except _OptionError:
         raise
-    except (ValueError, StoreError) as error:
+    except (ValueError, StoreError, SealUnavailableError, OSError) as error:
         raise _OptionError(f"{name}: {error}") from error
 
 
@@ -81,7 +172,7 @@ class _OptionError(ValueError):
     """It names its option already."""
 
 
-def geometry_of(config: ModelConfig, block_size: int, dtype: torch.dtype) -> Geometry:
+def geometry_of(config: ModelConfig, block_size: int, dtype: torch.dtype, *, int8: bool = False) -> Geometry:
     """The shape of the pool's KV. Raises ValueError for a type that stores do not know."""
     if dtype not in _DTYPES:
         raise ValueError(f"KV of {dtype} cannot be stored; expected bfloat16, float16 or float32")
@@ -91,6 +182,7 @@ def geometry_of(config: ModelConfig, block_size: int, dtype: torch.dtype) -> Geo
         head_dim=config.head_dim,
         block_size=block_size,
         dtype=_DTYPES[dtype],
+        codec=Codec.INT8 if int8 else Codec.RAW,
     )
 
 

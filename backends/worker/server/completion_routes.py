@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Final
 
 from aiohttp import web
 
@@ -16,6 +17,9 @@ from backends.worker.server.rendering import Rendering
 from backends.worker.server.serving import Serving, answer_id
 
 log = logging.getLogger(__name__)
+
+_SESSION: Final = "x-session-id"
+"""A client that names its session comes back."""
 
 
 class CompletionRoutes:
@@ -40,7 +44,8 @@ class CompletionRoutes:
     async def _answer(self, request: web.Request, plan: Plan, name: str) -> web.StreamResponse:
         serving = self._serving
         cut_off = (lambda: _cut_off(request)) if plan.stream else None
-        generation = Generation(serving.engine, plan, serving.texts, serving.metrics, cut_off)
+        wanted = plan.wanted or _SESSION in request.headers
+        generation = Generation(serving.engine, plan, serving.texts, serving.metrics, cut_off, wanted=wanted)
         rendering = Rendering(name, int(time.time()), plan, generation.choices)
         with generation:
             if plan.stream:

@@ -39,11 +39,14 @@ class Generation:
         texts: TokenTexts,
         metrics: WorkerMetrics,
         overrun: Callable[[], None] | None = None,
+        *,
+        wanted: bool = False,
     ) -> None:
         self._engine = engine
         self._plan = plan
         self._metrics = metrics
         self._overrun = overrun
+        self._wanted = wanted
         self._streamed = plan.stream
         self.choices = [Choice(planned, plan, texts) for planned in plan.choices]
         self._open: dict[str, Choice] = {}
@@ -71,6 +74,7 @@ class Generation:
                         params=choice.planned.params,
                         salt=plan.salt,
                         priority=plan.priority,
+                        wanted=self._wanted,
                     ),
                     self._receiver(number, choice),
                 )

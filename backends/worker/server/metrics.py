@@ -16,6 +16,14 @@ _E2E_BUCKETS: Final = (
     1920.0, 7680.0,
 )  # fmt: skip
 
+_TIER_GAUGES: Final = {
+    "kv_tier_round_trip_seconds": "round_trip",
+    "kv_tier_seconds_per_token": "seconds_per_token",
+    "kv_tier_entries": "entries",
+    "kv_tier_bytes": "bytes",
+    "kv_tier_capacity_bytes": "capacity",
+}
+
 
 class WorkerMetrics:
     """What the server measures; the engine's own counters come with `EngineStats`."""
@@ -55,9 +63,26 @@ class WorkerMetrics:
             f'enable_prefix_caching="{prefix_caching}",engine="0"'
         )
         lines += ["# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{sizes}}} 1.0"]
+        lines += _tier_lines(stats)
         lines += self.ttft.lines("vllm:time_to_first_token_seconds", labels)
         # The older name beside the newer one: dashboards know either.
         lines += self.inter_token.lines("vllm:time_per_output_token_seconds", labels)
         lines += self.inter_token.lines("vllm:inter_token_latency_seconds", labels)
         lines += self.e2e.lines("vllm:e2e_request_latency_seconds", labels)
         return "\n".join(lines) + "\n"
+
+
+def _tier_lines(stats: EngineStats) -> list[str]:
+    """Of KV beyond the pool, under names of our own. A router can tell from the first two what a restore costs."""
+    lines: list[str] = []
+    for name, field in _TIER_GAUGES.items():
+        if stats.tiers:
+            lines.append(f"# TYPE prefixgate:{name} gauge")
+        for tier in stats.tiers:
+            labels = f'tier="{escaped(tier.tier)}",store="{escaped(tier.store)}"'
+            lines.append(f"prefixgate:{name}{{{labels}}} {float(getattr(tier, field))}")
+    if stats.tiers:
+        lines.append("# TYPE prefixgate:kv_events_total counter")
+    for what, count in sorted(stats.kv_counts.items()):
+        lines.append(f'prefixgate:kv_events_total{{what="{escaped(what)}"}} {float(count)}')
+    return lines

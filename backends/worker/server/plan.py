@@ -49,6 +49,8 @@ class Plan:
     """Whether ids are returned beside the text."""
     salt: str
     priority: int
+    wanted: bool = False
+    """The client says that it will come back with this prompt."""
     choices: list[PlannedChoice] = field(default_factory=list)
 
 
@@ -128,6 +130,7 @@ class Planner:
             token_ids=bool(fields.return_token_ids),
             salt=fields.cache_salt or "",
             priority=fields.priority or 0,
+            wanted=raw.get("prompt_cache_retention") == "24h",
         )
         for (echo, ids), sampling in zip(prompts, samplings, strict=True):
             for number in range(sampling.n):

@@ -1,0 +1,139 @@
+"""Frames between the pool and the stores, and what their way says of each tier's speed. On I/O threads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from contextlib import contextmanager
+
+from backends.worker.engine.sequence import Sequence
+from backends.worker.kv.chunks import Chunking
+from backends.worker.kv.framing import Framing
+from backends.worker.kv.pool_memory import BlockMemory
+from backends.worker.kv.residency import Residency
+from backends.worker.kv.restore_choice import RestorePrice
+from cache.kv_codec import FrameError, FrameSpec
+from cache.store import FrameInfo
+from cache.tiered_store import TieredStore
+from policies.types import Tier
+
+log = logging.getLogger(__name__)
+
+
+class Transfer:
+    """Safe to be used by several threads. No method raises: what cannot be done is counted."""
+
+    def __init__(
+        self,
+        store: TieredStore,
+        chunking: Chunking,
+        framing: Framing,
+        memory: BlockMemory,
+        *,
+        residency: Residency,
+        price: RestorePrice,
+    ) -> None:
+        self._store = store
+        self._chunking = chunking
+        self._framing = framing
+        self._memory = memory
+        self._residency = residency
+        self._price = price
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """`kept_tokens`, `gone`, and refused frames and failures by reason; a copy."""
+        with self._lock:
+            return self._counts + self._store.counts
+
+    def look(self, sequence: Sequence, first: int) -> list[tuple[FrameSpec, Tier]]:
+        """Which chunks of its prompt, from number `first` on, are in a store, and in which."""
+        with self._safely("looked for"):
+            specs = self._chunking.frames(sequence, sequence.n_prompt - 1, first=first)
+            self._residency.name(sequence, specs)
+            return [*zip(specs, self._store.locate([spec.key for spec in specs]), strict=False)]
+        return []
+
+    def read(self, chunks: Items[tuple[FrameSpec, Tier]], blocks: Items[int]) -> int:
+        """Fill blocks with these chunks, tier by tier as they lie; how many chunks are there and as they were written.
+        What could not be had is zeros then. What each run of one tier took is what the tier is known by.
+        """
+        n_read = at = 0
+        with self._safely("restored"):
+            while at < len(chunks):
+                tier = chunks[at][1]
+                end = next((n for n in range(at, len(chunks)) if chunks[n][1] is not tier), len(chunks))
+                start, n_bytes = time.perf_counter(), 0
+                for spec, _ in chunks[at:end]:
+                    if not self._read_chunk(spec, tier, self._of_chunk(n_read, blocks)):
+                        break
+                    n_read += 1
+                    n_bytes += spec.frame_bytes
+                if n_bytes:
+                    self._price.read(tier, n_bytes, time.perf_counter() - start)
+                if n_read < end:
+                    break
+                at = end
+        for block in blocks[n_read * self._chunking.n_blocks :]:
+            self._memory.wipe(block)
+        return n_read
+
+    def probe(self, spec: FrameSpec, tier: Tier) -> None:
+        """Read a chunk for nothing but to learn how fast its tier is now."""
+        start = time.perf_counter()
+        if self._store.read_from(tier, spec.key, [memoryview(bytearray(spec.frame_bytes))]):
+            self._price.read(tier, spec.frame_bytes, time.perf_counter() - start)
+
+    def write(self, sequence: Sequence, blocks: Items[int]) -> None:
+        """Keep what these blocks, whole chunks and the first of the sequence, hold."""
+        with self._safely("kept"):
+            specs = self._chunking.frames(sequence, len(blocks) * self._chunking.geometry.block_size)
+            self._residency.name(sequence, specs)
+            for number, spec in enumerate(specs):
+                self._write_chunk(spec, self._of_chunk(number, blocks), wanted=sequence.request.wanted)
+
+    def _of_chunk(self, number: int, blocks: Items[int]) -> Items[int]:
+        size = self._chunking.n_blocks
+        return blocks[number * size : (number + 1) * size]
+
+    def _read_chunk(self, spec: FrameSpec, tier: Tier, blocks: Items[int]) -> bool:
+        with self._memory.write(blocks) as pieces, self._framing.reading(spec, pieces) as reading:
+            if not self._store.read_from(tier, spec.key, reading.pieces):
+                self._count("gone")
+                return False
+            try:
+                reading.finish()
+            except FrameError as error:
+                self._count(f"refused: {error.reason}")
+                self._store.remove(spec.key)  # what was refused once is refused always, and keeps a good one out
+                return False
+        return True
+
+    def _write_chunk(self, spec: FrameSpec, blocks: Items[int], *, wanted: bool) -> None:
+        info = FrameInfo(parent=spec.parent, tenant=spec.salt.hex(), n_tokens=spec.n_tokens, wanted=wanted)
+        if self._store.note(spec.key, info):
+            return
+        try:
+            with self._memory.read(blocks) as pieces, self._framing.encode(spec, pieces) as frame:
+                if self._store.write(spec.key, frame, info):
+                    self._count("kept_tokens", spec.n_tokens)
+        except FrameError as error:
+            self._count(f"refused: {error.reason}")
+
+    @contextmanager
+    def _safely(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception:  # a bug: those who wait must not wait for ever
+            log.exception("KV could not be %s", what)
+            self._count("failed")
+
+    def _count(self, what: str, n: int = 1) -> None:
+        with self._lock:
+            self._counts[what] += n
