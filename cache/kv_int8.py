@@ -30,9 +30,13 @@ _TILE: Final = 1 << 15
 """Numbers that are worked on at once: all that is made of them on the way stays in a core's cache."""
 
 
+class NotFiniteError(ValueError):
+    """Numbers of the pool, or scales of a frame, are infinite or none."""
+
+
 def quantize_block(geometry: Geometry, block: Buffer, target: memoryview) -> None:
-    """Write the block of the pool into `target`, a block of a frame; raises ValueError for numbers that are not
-    finite, sizes that differ, and types other than bf16, fp16 and fp32.
+    """Write the block of the pool into `target`, a block of a frame. Raises NotFiniteError, and ValueError for sizes
+    that differ and types other than bf16, fp16 and fp32.
     """
     import numpy as np  # noqa: PLC0415 - comes with the worker, not needed otherwise
 
@@ -44,7 +48,7 @@ def quantize_block(geometry: Geometry, block: Buffer, target: memoryview) -> Non
         vectors = _floats(geometry.dtype, numbers[tile])
         largest = np.abs(vectors).max(axis=1)
         if not np.isfinite(largest).all():
-            raise ValueError("KV that is not finite cannot be quantised")
+            raise NotFiniteError("KV that is not finite cannot be quantised")
         largest[largest < _TINY] = 0
         np.divide(largest, np.float32(127), out=scales[tile])
         factors = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
@@ -53,13 +57,13 @@ def quantize_block(geometry: Geometry, block: Buffer, target: memoryview) -> Non
 
 
 def restore_block(geometry: Geometry, source: Buffer, block: memoryview) -> None:
-    """Write a frame's block into `block` of the pool; raises ValueError as `quantize_block` does."""
+    """Write a frame's block into `block` of the pool; raises as `quantize_block` does."""
     import numpy as np  # noqa: PLC0415 - comes with the worker, not needed otherwise
 
     _sizes(geometry, block, source)
     scales = np.frombuffer(source, "<f4", geometry.vectors)
     if not np.isfinite(scales).all():
-        raise ValueError("a scale is not finite")
+        raise NotFiniteError("a scale is not finite")
     numbers = np.frombuffer(block, _stored_type(geometry.dtype)).reshape(-1, geometry.head_dim)
     values = np.frombuffer(source, np.int8, offset=scales.nbytes).reshape(numbers.shape)
     largest = np.float32(_LARGEST[geometry.dtype])
