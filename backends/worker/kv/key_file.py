@@ -24,7 +24,8 @@ def load_frame_keys(path: Path) -> FrameKeys:
     Raises ValueError, which names the file and never tells its content: where it cannot be read, is no plain file, may
     be read by others than its owner, or holds something else. Raises SealUnavailableError as `FrameKeys` does.
     """
-    key = _decoded(_content(path).strip())
+    content = _content(path)
+    key = _decoded(content.strip()) if len(content) <= _MOST_BYTES else None
     if key is None:
         raise ValueError(f"{path}: {_EXPECTED}; `openssl rand -hex 32` makes one")
     return FrameKeys(key)
@@ -34,13 +35,15 @@ def _content(path: Path) -> bytes:
     try:
         # What is asked about is what was opened; a pipe must not make it wait.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
+        try:
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
                 raise ValueError(f"{path}: not a plain file; {_EXPECTED}")
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise ValueError(f"{path}: others than its owner may use it (mode {mode & 0o777:o}); chmod 600 {path}")
-            return file.read(_MOST_BYTES) or b""
+                raise ValueError(f"{path}: others than its owner may use it (mode {mode & 0o777:o}): chmod 600 {path}")
+            return os.read(descriptor, _MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}; {_EXPECTED}") from error
 
