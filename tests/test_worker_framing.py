@@ -290,8 +290,9 @@ def test_another_chunk_is_refused_by_name(variant: Variant, changes: dict[str, A
 def test_another_geometry_is_refused_by_name(variant: Variant) -> None:
     framing, spec = variant.make(), variant.spec()
     frame = written(framing, spec, blocks_of(spec))
-    for numbers in ({"n_layers": 1, "kv_heads": 2}, {"n_layers": 4, "block_size": 1}):
-        wanted = replace(spec, geometry=replace(spec.geometry, **numbers))
+    for n_layers, kv_heads, block_size in ((1, 2, 2), (4, 1, 1)):
+        shape: dict[str, Any] = {"n_layers": n_layers, "kv_heads": kv_heads, "block_size": block_size}
+        wanted = replace(spec, geometry=replace(spec.geometry, **shape))
         same_length = frame.ljust(wanted.frame_bytes, b"\0")
         assert fault(framing, wanted, same_length) is FrameFault.GEOMETRY
     wanted = replace(spec, geometry=replace(spec.geometry, dtype=Dtype.FP16))
@@ -448,7 +449,7 @@ def test_scratches_are_used_again_and_bounded() -> None:
         assert scratches.n_idle == 1
     with scratches.take(10) as view:
         assert len(view) == 10
-        assert view[:4] == b"mine"
+        assert bytes(view[:4]) == b"mine"
     with ExitStack() as stack:
         views = [stack.enter_context(scratches.take(size)) for size in (1000, 7, 2000, 30, 500)]
         assert [*map(len, views)] == [1000, 7, 2000, 30, 500]
