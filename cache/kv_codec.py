@@ -89,10 +89,12 @@ class FrameFault(StrEnum):
     """The payload is longer or shorter."""
     CHECKSUM = "checksum"
     TAG = "tag"
+    NUMBERS = "numbers"
+    """They are not finite, where the codec can only have finite ones: in a frame, or in what was to become one."""
 
 
 class FrameError(Exception):
-    """A frame that is not the one expected, or damaged: the reader has a miss."""
+    """A frame that is not the one expected, or damaged: the reader has a miss. Or KV that no frame can hold."""
 
     def __init__(self, reason: FrameFault) -> None:
         super().__init__(reason.value)

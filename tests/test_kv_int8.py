@@ -50,6 +50,46 @@ def test_each_number_comes_back_within_half_a_scale(dtype: Dtype, seed: int, siz
     assert (np.abs(after - before) <= largest / 254 * (1 + 1e-5) + largest * ROUNDING[dtype] + 2.0**-24).all()
 
 
+def nearest(dtype: Dtype, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
+    """As the type has them, by another way than the codec's."""
+    if dtype is Dtype.BF16:
+        bits = numbers.view(np.uint32).astype(np.uint64)
+        low = (bits & np.uint64(0xFFFF_0000)).astype(np.uint32).view(np.float32).astype(np.float64)
+        high = ((bits | np.uint64(0xFFFF)) + np.uint64(1)).astype(np.uint32).view(np.float32).astype(np.float64)
+        return np.where(np.abs(numbers - low) <= np.abs(high - numbers), low, high)
+    return numbers.astype("<f2" if dtype is Dtype.FP16 else "<f4").astype(np.float64)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([1e-7, 1e-5, 1e-3, 1.0, 300.0, 60_000.0]))
+def test_bytes_and_numbers_are_the_nearest(dtype: Dtype, seed: int, size: float) -> None:
+    geometry = replace(GEOMETRY, dtype=dtype)
+    random = np.random.default_rng(seed)
+    block = stored(dtype, random.uniform(-size, size, geometry.vectors * 8).astype(np.float32))
+    coded, back = bytearray(geometry.block_bytes), bytearray(geometry.pool_bytes)
+    quantize_block(geometry, block, memoryview(coded))
+    scales = np.frombuffer(coded, "<f4", geometry.vectors)[:, None]
+    values = np.frombuffer(coded, np.int8, offset=scales.nbytes).reshape(-1, 8)
+    before = numbers_of(dtype, block).reshape(-1, 8)
+    assert scales.ravel() == pytest.approx(np.abs(before).max(axis=1) / 127, rel=1e-6)
+    steps = np.divide(before, scales, out=np.zeros_like(before), where=scales > 0)
+    assert (np.abs(values - steps) <= 0.5 + 1e-4).all()
+    restore_block(geometry, coded, memoryview(back))
+    exact = (values.astype(np.float32) * scales).astype(np.float32)
+    after = numbers_of(dtype, back).reshape(-1, 8)
+    # Of two that are as near, either.
+    assert (np.abs(after - exact) == np.abs(nearest(dtype, exact) - exact)).all()
+
+
+@pytest.mark.parametrize("head_dim", [1, 3, 64, 2_000, 70_000])
+def test_any_length_of_vectors_is_cut_into_tiles(head_dim: int) -> None:
+    geometry = replace(GEOMETRY, head_dim=head_dim, n_layers=9)
+    random = np.random.default_rng(head_dim)
+    vectors = random.normal(size=(geometry.vectors, head_dim)).astype("<f4")
+    back = numbers_of(Dtype.FP32, there_and_back(geometry, vectors.tobytes())).reshape(vectors.shape)
+    assert (np.abs(back - vectors) <= np.abs(vectors).max(axis=1, keepdims=True) / 254 * 1.0001).all()
+
+
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_what_needs_no_rounding_comes_back_exactly(dtype: Dtype) -> None:
     geometry = replace(GEOMETRY, dtype=dtype)

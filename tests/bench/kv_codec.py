@@ -1,8 +1,9 @@
 """What frames cost beside a plain copy: `python -m tests.bench kv_codec [--megabytes N]`.
 
 GB/s of payload, best of several rounds, for a chunk of Qwen3-0.6B's shape in bf16 (a block of 16 tokens is 1.75 MiB):
-sealing and opening, int8, and the host memory tier. Buffers are rotated through more memory than caches hold; the
-plain copy that each row is compared with goes through the same ones, in turns with it.
+sealing and opening, int8, whole frames as a worker makes and opens them, and the host memory tier. Buffers are rotated
+through more memory than caches hold; the plain copy that each row is compared with goes through the same ones, in
+turns with it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hashlib import sha256
 
 import numpy as np
 
+from backends.worker.kv.framing import Framing, make_framing
 from cache.byte_pieces import copy_pieces
 from cache.kv_codec import HEADER_BYTES, FrameKeys, FrameSpec, check, encode_header
 from cache.kv_int8 import quantize_block, restore_block
@@ -119,10 +121,10 @@ def seals(chunks: Chunks) -> dict[str, Callable[[int], object]]:
 def int8(chunks: Chunks) -> tuple[dict[str, Callable[[int], object]], float]:
     """The same for int8, and the error relative to the numbers' root mean square."""
     geometry = replace(GEOMETRY, codec=Codec.INT8)
-    coded = memoryview(bytearray(geometry.block_bytes))
+    coded = [memoryview(bytearray(b"\1" * geometry.block_bytes)) for _ in chunks.source]
     back = memoryview(bytearray(geometry.pool_bytes))
-    quantize_block(geometry, chunks.source[0], coded)
-    restore_block(geometry, coded, back)
+    quantize_block(geometry, chunks.source[0], coded[0])
+    restore_block(geometry, coded[0], back)
 
     def numbers(block: memoryview) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         return (np.frombuffer(block, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -130,10 +132,45 @@ def int8(chunks: Chunks) -> tuple[dict[str, Callable[[int], object]], float]:
     before = numbers(chunks.source[0])
     error = np.sqrt(np.mean((numbers(back) - before) ** 2) / np.mean(before**2))
     rows: dict[str, Callable[[int], object]] = {
-        "int8, quantised": lambda at: quantize_block(geometry, chunks.source[at], coded),
-        "int8, restored": lambda at: restore_block(geometry, coded, chunks.target[at]),
+        "int8, quantised": lambda at: quantize_block(geometry, chunks.source[at], coded[at]),
+        "int8, restored": lambda at: restore_block(geometry, coded[at], chunks.target[at]),
     }
     return rows, float(error)
+
+
+def framing_rows(chunks: Chunks) -> dict[str, Callable[[int], object]]:
+    """All that happens between the pool and a store: a frame made, and one copied from a store's memory and opened."""
+    rows: dict[str, Callable[[int], object]] = {}
+    keys = FrameKeys(bytes(32))
+    for name, of, codec in (
+        ("plain", None, Codec.RAW),
+        ("sealed", keys, Codec.RAW),
+        ("int8", None, Codec.INT8),
+        ("int8, sealed", keys, Codec.INT8),
+    ):
+        framing = make_framing(keys=of, int8=codec is Codec.INT8)
+        specs = [replace(spec, geometry=replace(GEOMETRY, codec=codec)) for spec in chunks.specs]
+        frames = []
+        for spec, block in zip(specs, chunks.source, strict=True):
+            with framing.encode(spec, [block]) as pieces:
+                frames.append(memoryview(bytearray(b"".join(pieces))))
+
+        def encode(at: int, framing: Framing = framing, specs: list[FrameSpec] = specs) -> None:
+            with framing.encode(specs[at], [chunks.source[at]]):
+                pass
+
+        def read(
+            at: int,
+            framing: Framing = framing,
+            specs: list[FrameSpec] = specs,
+            frames: list[memoryview] = frames,
+        ) -> None:
+            with framing.reading(specs[at], [chunks.target[at]]) as reading:
+                copy_pieces(reading.pieces, [frames[at]])
+                reading.finish()
+
+        rows |= {f"frame {name}, made": encode, f"frame {name}, copied and opened": read}
+    return rows
 
 
 def store_rows(chunks: Chunks, store: MemoryStore) -> dict[str, Callable[[int], object]]:
@@ -176,6 +213,8 @@ def main() -> None:
         row(name, work)
     rows, error = int8(chunks)
     for name, work in rows.items():
+        row(name, work)
+    for name, work in framing_rows(chunks).items():
         row(name, work)
     print(f"{'int8, error of normal numbers':<34}{error:>8.2%} of their root mean square")
     capacity = int(1.1 * chunks.count * GEOMETRY.block_bytes) + (4 << 20)
