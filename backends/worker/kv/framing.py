@@ -1,12 +1,9 @@
 """Between blocks of the pool and frames, with as few copies as each codec allows.
 
-    plain         the frame is a header and the blocks themselves: no copy, whether written or read
-    sealed        encrypted from the blocks into a scratch; read into the blocks and decrypted there
-    int8          quantised into a scratch; read into a scratch, and into the blocks from there
-    int8, sealed  the same, encrypted and decrypted in the scratch
-
-A reading with `keep` can pass its frame on to another store, as it was read: where a frame would be decrypted in its
-own place, that takes a scratch more.
+plain         the frame is a header and the blocks themselves: no copy, whether written or read
+sealed        encrypted from the blocks into a scratch; read into the blocks and decrypted there
+int8          quantised into a scratch; read into a scratch, and into the blocks from there
+int8, sealed  the same, encrypted and decrypted in the scratch
 """
 
 from __future__ import annotations
@@ -28,13 +25,12 @@ SCRATCHES_KEPT: Final = 4
 class Reading:
     """A frame on its way from a store into blocks."""
 
-    __slots__ = ("_keep", "_open", "_whole", "pieces")
+    __slots__ = ("_open", "_whole", "pieces")
 
-    def __init__(self, pieces: Sequence[memoryview], open_frame: Callable[[], None], *, keep: bool) -> None:
+    def __init__(self, pieces: Sequence[memoryview], open_frame: Callable[[], None]) -> None:
         self.pieces = pieces
         """A store fills them with the whole frame."""
         self._open = open_frame
-        self._keep = keep
         self._whole = False
 
     def finish(self) -> None:
@@ -44,14 +40,6 @@ class Reading:
         if not self._whole:
             self._open()
             self._whole = True
-
-    def frame(self) -> Sequence[Buffer]:
-        """The frame as the store gave it, valid as long as `pieces` are and the blocks do not change. Raises ValueError
-        where it was not asked for with `keep`, or has not passed `finish`.
-        """
-        if not (self._keep and self._whole):
-            raise ValueError("only a frame that was asked for with `keep`, and has passed, can be passed on")
-        return self.pieces
 
 
 class Framing(Protocol):
@@ -67,10 +55,8 @@ class Framing(Protocol):
         """
         ...
 
-    def reading(
-        self, spec: FrameSpec, blocks: Sequence[memoryview], *, keep: bool = False
-    ) -> AbstractContextManager[Reading]:
-        """What a store can read the frame into. With `keep` the frame can be passed on afterwards."""
+    def reading(self, spec: FrameSpec, blocks: Sequence[memoryview]) -> AbstractContextManager[Reading]:
+        """What a store can read the frame into."""
         ...
 
 
@@ -131,10 +117,10 @@ class _Plain:
         yield [encode_header(spec, blocks), *blocks]
 
     @contextmanager
-    def reading(self, spec: FrameSpec, blocks: Sequence[memoryview], *, keep: bool = False) -> Iterator[Reading]:
+    def reading(self, spec: FrameSpec, blocks: Sequence[memoryview]) -> Iterator[Reading]:
         _fit(spec, blocks, Codec.RAW)
         header = _header()
-        yield Reading([header, *blocks], lambda: check(header, blocks, spec), keep=keep)
+        yield Reading([header, *blocks], lambda: check(header, blocks, spec))
 
 
 class _Sealed:
@@ -150,16 +136,10 @@ class _Sealed:
             yield [frame]
 
     @contextmanager
-    def reading(self, spec: FrameSpec, blocks: Sequence[memoryview], *, keep: bool = False) -> Iterator[Reading]:
+    def reading(self, spec: FrameSpec, blocks: Sequence[memoryview]) -> Iterator[Reading]:
         _fit(spec, blocks, Codec.RAW)
-        decrypt = self._keys.decrypt_into
-        if keep:
-            with self._scratches.take(spec.frame_bytes) as frame:
-                header, payload = frame[:HEADER_BYTES], frame[HEADER_BYTES:]
-                yield Reading([frame], lambda: decrypt(blocks, header, [payload], spec), keep=True)
-        else:
-            header = _header()
-            yield Reading([header, *blocks], lambda: decrypt(blocks, header, blocks, spec), keep=False)
+        header = _header()
+        yield Reading([header, *blocks], lambda: self._keys.decrypt_into(blocks, header, blocks, spec))
 
 
 class _Int8:
@@ -186,23 +166,18 @@ class _Int8:
             yield [frame]
 
     @contextmanager
-    def reading(self, spec: FrameSpec, blocks: Sequence[memoryview], *, keep: bool = False) -> Iterator[Reading]:
+    def reading(self, spec: FrameSpec, blocks: Sequence[memoryview]) -> Iterator[Reading]:
         _fit(spec, blocks, Codec.INT8)
         with self._scratches.take(spec.frame_bytes) as frame:
-            yield Reading([frame], lambda: self._open(spec, frame, blocks, keep=keep), keep=keep)
+            yield Reading([frame], lambda: self._open(spec, frame, blocks))
 
-    def _open(self, spec: FrameSpec, frame: memoryview, blocks: Sequence[memoryview], *, keep: bool) -> None:
+    def _open(self, spec: FrameSpec, frame: memoryview, blocks: Sequence[memoryview]) -> None:
         header, payload = frame[:HEADER_BYTES], frame[HEADER_BYTES:]
         if self._keys is None:
             check(header, [payload], spec)
-            _restore(spec, payload, blocks)
-        elif keep:
-            with self._scratches.take(spec.payload_bytes) as opened:
-                self._keys.decrypt_into([opened], header, [payload], spec)
-                _restore(spec, opened, blocks)
         else:
             self._keys.decrypt_into([payload], header, [payload], spec)
-            _restore(spec, payload, blocks)
+        _restore(spec, payload, blocks)
 
 
 def _restore(spec: FrameSpec, payload: memoryview, blocks: Sequence[memoryview]) -> None:

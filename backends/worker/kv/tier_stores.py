@@ -14,7 +14,8 @@ import torch
 
 from backends.worker.engine.block_manager import BlockManager
 from backends.worker.kv.chunks import Chunking
-from backends.worker.kv.framing import Framing, load_frame_keys, make_framing
+from backends.worker.kv.framing import Framing, make_framing
+from backends.worker.kv.key_file import load_frame_keys
 from backends.worker.kv.kv_tiers import KvTiers
 from backends.worker.kv.pool_memory import BlockMemory, memory_of
 from backends.worker.kv.residency import Residency
