@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ from cache.disk_store import DiskStore
 from cache.memory_store import MemoryStore
 from cache.redis_settings import RedisSettings
 from cache.redis_store import RedisStore
-from cache.store import BlockStore, ChunkKey, FrameInfo, Lender, StoreError
+from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, Lender, StoreError
 from cache.tier_told import Told
 from cache.tiered_store import TieredStore
 from policies.types import Tier
@@ -424,7 +424,7 @@ def test_what_a_slow_tier_has_lost_is_noticed(three: Three, how: str) -> None:
 
 def test_a_frame_that_is_evicted_before_it_is_told_is_not_told_for_long() -> None:
     class Forgetful(Watched):
-        def write(self, key: ChunkKey, pieces, info):  # type: ignore[no-untyped-def]  # as its parent's
+        def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
             kept = super().write(key, pieces, info)
             self.store.remove(key)
             tiered.lost(HOST, key)

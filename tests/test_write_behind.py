@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.tier_rest import TierRest
 from policies.write_behind import Backlog, WriteRules
+
+P = TypeVar("P")
 
 
 def backlog(**rules: int) -> Backlog[str]:
@@ -19,7 +23,7 @@ def chain(log: Backlog[str], *names: bytes, wanted: bool = False) -> None:
         log.add(name, parent, name.decode(), wanted=wanted)
 
 
-def taken(log: Backlog[str], *, everything: bool = False) -> list[str]:
+def taken(log: Backlog[P], *, everything: bool = False) -> list[P]:
     keys = []
     while (pending := log.take(everything=everything)) is not None:
         keys.append(pending.payload)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from cache.memory_store import MemoryStore
@@ -73,7 +73,7 @@ class Watched:
 
 
 class Lending(Watched):
-    """Lends the frames of a memory store. They are copied for it: what a lender promises is that nobody changes them."""
+    """Lends frames; it copies them for that: what a lender promises is that nobody changes them."""
 
     def __init__(self, store: BlockStore) -> None:
         super().__init__(store)
@@ -128,9 +128,6 @@ class Movements:
 def in_memory(tier: Tier = Tier.HOST, capacity: int = MANY) -> Watched:
     """A memory store, as whatever tier; it does not lend."""
     return Watched(MemoryStore(capacity, page_bytes=4_096, prefault=False), tier)
-
-
-Written = Callable[..., bool]
 
 
 def write(store: BlockStore, key: ChunkKey, *, parent: ChunkKey | None = None, wanted: bool = False) -> bool:
