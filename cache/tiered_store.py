@@ -5,7 +5,8 @@ A frame goes at once into the fastest tier that takes it. The slower ones get it
 be done, and before the end. What was used from a slow tier is promoted to the fastest.
 
 A tier that fails is a tier that has nothing. One that keeps failing rests (`policies.tier_rest`), and nothing is asked
-of it meanwhile; what it should have got is held back. So a dead Redis or a hung disk costs hits, and never an error.
+of it meanwhile; what it should have got is held back. So a dead Redis costs hits, and never an error. Deadlines are
+those of the stores: a disk that hangs holds up whoever asks it, and all writes behind.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class TieredStore:
             return Counter(self._counts)
 
     def locate(self, keys: Sequence[ChunkKey]) -> list[Tier]:
-        """For each of the leading keys that any tier has, the fastest such tier. What is found, and what a slow tier
-        had and has not any more, is told to `moved`. Raises StoreError where this store is closed.
+        """For each of the leading keys that any tier has, the fastest such tier. What is found, and what a tier had
+        and has not any more, is told to `moved`. Raises StoreError where this store is closed.
         """
         self._check_open()
         searches = [_Search(tier, self) for tier in self._tiers]
@@ -106,16 +107,13 @@ class TieredStore:
 
     def used(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo, *, tier: Tier) -> None:
         """A frame that was read from `tier` was good: it counts as used once more, and is written to the fastest tier
-        if that was another.
+        if that was another, and still has it.
         """
         with self._lock:
             if self._closed:
                 return
-        fastest = self._tiers[0]
-        if tier is not fastest.tier:
-            with self._writing(key) as write:
-                if write is not None and self._place([fastest], key, pieces, info, write)[1]:
-                    self._count("promoted")
+        if tier is not self._tiers[0].tier:
+            self._promote(key, pieces, info, self._by_tier[tier])
         self._behind(key, Frame(total_bytes(pieces), info), but=tier)
 
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
@@ -146,7 +144,7 @@ class TieredStore:
                 write.removed = True
                 self._lock.wait_for(lambda: self._writes.get(key) is not write, _PATIENCE)
         was_here = False
-        for tier in self._tiers:
+        for tier in reversed(self._tiers):  # what is promoted meanwhile looks back at where it came from
             mark = self._told.mark()
             removed = tier.remove(key)
             if removed is None:
@@ -203,7 +201,7 @@ class TieredStore:
             if found:
                 break
             if found is False:
-                self._missing(tier, key, mark)
+                self._told.missing(tier.tier, key, mark)
         else:
             found = False
         with self._lock:
@@ -227,6 +225,19 @@ class TieredStore:
                 self._arrived(tier, key, mark)
                 return tier, bool(kept)
         return None, False
+
+    def _promote(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo, source: GuardedTier) -> None:
+        fastest = self._tiers[0]
+        with self._writing(key) as write:
+            if write is None or not self._place([fastest], key, pieces, info, write)[1]:
+                return
+            if source.contains([key]) != 0:
+                self._count("promoted")
+                return
+            # It was removed after it had been read: it must not come back.
+            mark = self._told.mark()
+            fastest.remove(key)
+            self._told.missing(fastest.tier, key, mark)
 
     def _behind(self, key: ChunkKey, frame: Frame, *, but: Tier) -> None:
         """The slow tiers get it by the rules, but those that have it."""
@@ -259,11 +270,6 @@ class TieredStore:
             again = self._told.mark()
             if tier.contains([key]) == 0:
                 self._told.missing(tier.tier, key, again)
-
-    def _missing(self, tier: GuardedTier, key: ChunkKey, mark: int) -> None:
-        """The fastest tier tells by itself what it loses."""
-        if tier is not self._tiers[0]:
-            self._told.missing(tier.tier, key, mark)
 
     # --- small things ----------------------------------------------------------------------------------------------
 
@@ -313,4 +319,4 @@ class _Search:
         self._end = at + n_here
         store._found(self.tier, keys[at : self._end], mark)  # noqa: SLF001 - part of it
         if self._end < len(keys):
-            store._missing(self.tier, keys[self._end], mark)  # noqa: SLF001 - part of it
+            store._told.missing(self.tier.tier, keys[self._end], mark)  # noqa: SLF001 - part of it

@@ -404,22 +404,24 @@ def test_only_changes_are_told(three: Three) -> None:
     assert three.moved.all == [(DISK, A, False)]
     three.moved.all.clear()
     three.store.remove(A)
-    assert three.moved.all == [(HOST, A, False), (REDIS, A, False)]
+    assert three.moved.all == [(REDIS, A, False), (HOST, A, False)]
 
 
+@pytest.mark.parametrize("tier", [HOST, REDIS])
 @pytest.mark.parametrize("how", ["locate", "read_from", "read_into"])
-def test_what_a_slow_tier_has_lost_is_noticed(three: Three, how: str) -> None:
-    write(three.redis, A)
-    assert three.store.locate([A]) == [REDIS]
-    three.redis.store.remove(A)
+def test_what_a_tier_has_lost_is_noticed(three: Three, how: str, tier: Tier) -> None:
+    one = three.host if tier is HOST else three.redis
+    write(one, A)
+    assert three.store.locate([A]) == [tier]
+    one.store.remove(A)
     target = [memoryview(bytearray(SIZE))]
     if how == "locate":
         assert three.store.locate([A]) == []
     elif how == "read_from":
-        assert three.store.read_from(REDIS, A, target) is False
+        assert three.store.read_from(tier, A, target) is False
     else:
         assert three.store.read_into(A, target) is False
-    assert three.moved.all == [(REDIS, A, True), (REDIS, A, False)]
+    assert three.moved.all == [(tier, A, True), (tier, A, False)]
 
 
 def test_a_frame_that_is_evicted_before_it_is_told_is_not_told_for_long() -> None:
@@ -509,6 +511,19 @@ def test_what_is_being_written_by_a_caller_does_not_come_back(three: Three) -> N
     assert three.store.flush(LONG) is True
     assert three.where(A) == []
     assert three.moved.known() == set()
+
+
+def test_what_was_removed_is_not_promoted(three: Three) -> None:
+    write(three.disk, A)
+    target = bytearray(SIZE)
+    assert three.store.read_from(DISK, A, [memoryview(target)]) is True
+    assert three.store.remove(A) is True
+    three.store.used(A, [target], ALONE, tier=DISK)
+    assert three.where(A) == []
+    assert three.store.flush(LONG) is True
+    assert three.where(A) == []
+    assert three.moved.known() == set()
+    assert "promoted" not in three.store.counts
 
 
 def test_a_tier_that_cannot_remove_is_counted(three: Three) -> None:
@@ -709,7 +724,8 @@ def test_whatever_is_read_was_written(tmp_path: Path, seed: int, lends: bool) ->
     inner = MemoryStore(600_000, page_bytes=4_096)
     host = Lending(inner) if lends else Watched(inner)
     disk = DiskStore(tmp_path / "kv", capacity=1_000_000)
-    store = TieredStore([host, disk], rules=WriteRules(uses=1, most_pending=30))
+    moved = Movements()
+    store = TieredStore([host, disk], rules=WriteRules(uses=1, most_pending=30), moved=moved)
     keys = [chunk_key(n) for n in range(60)]
     parents = [None if n % 6 == 0 else keys[n - 1] for n in range(60)]
 
@@ -743,6 +759,7 @@ def test_whatever_is_read_was_written(tmp_path: Path, seed: int, lends: bool) ->
     for key in keys:
         store.remove(key)
     assert (host.stats().entries, inner.stats().bytes, disk.stats().entries) == (0, 0, 0), "no frame is still lent"
+    assert moved.known() == set()
     store.close()
     assert not store._writer._thread.is_alive()
 
