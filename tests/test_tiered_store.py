@@ -231,6 +231,45 @@ def test_flush_ends_when_its_time_is_over(three: Three) -> None:
     assert three.where(A) == [HOST, DISK, REDIS]
 
 
+def test_flush_does_not_wait_for_a_tier_that_rests_for_longer(three: Three) -> None:
+    three.redis.breaks()
+    write(three.store, A, wanted=True)
+    for n_rests in range(1, 8):
+        wait_for(lambda n=n_rests: three.store.counts["rests: redis"] == n, "it rests twice as long")  # type: ignore[misc]  # n is given
+        three.clock.now += 100.0 if n_rests < 7 else 0.0
+    flushed: list[bool] = []
+    flushing = threading.Thread(target=lambda: flushed.append(three.store.flush(59.0)))
+    flushing.start()
+    flushing.join(40.0)
+    assert flushed == [False], "of a rest of a minute nothing is over"
+    assert three.where(A) == [HOST, DISK]
+
+
+def test_tiers_take_turns(three: Three) -> None:
+    three.disk.go_on.clear()
+    for key in (A, B, C):
+        write(three.store, key, wanted=True)
+    assert three.disk.held.wait(LONG)
+    three.disk.go_on.set()
+    assert three.store.flush(LONG) is True
+    behind = [(tier, key) for tier, key, _ in three.moved.all if tier is not HOST]
+    assert behind == [(tier, key) for key in (A, B, C) for tier in (DISK, REDIS)]
+
+
+def test_who_is_known_to_have_it_is_not_asked_again(three: Three) -> None:
+    write(three.store, A, wanted=True)
+    assert three.store.flush(LONG) is True
+    three.redis.asked.clear()
+    for _ in range(3):
+        write(three.store, A, wanted=True)
+    assert three.store.flush(LONG) is True
+    assert three.redis.asked == []
+    three.store.lost(REDIS, A)
+    write(three.store, A, wanted=True)
+    assert three.store.flush(LONG) is True
+    assert three.redis.asked == [("contains", A)]
+
+
 def test_what_the_fastest_refuses_goes_to_the_next_at_once(new_three: Callable[..., Three]) -> None:
     three = new_three(host=in_memory(capacity=10_000))
     assert write(three.store, A) is True
@@ -437,6 +476,20 @@ def test_a_frame_that_is_evicted_before_it_is_told_is_not_told_for_long() -> Non
     write(tiered, A)
     assert moved.known() == set()
     tiered.close()
+
+
+def test_what_was_told_after_a_store_was_asked_outweighs_its_answer() -> None:
+    moved = Movements()
+    told = Told([HOST, DISK], moved)
+    before = told.mark()
+    assert told.here(HOST, [A], told.mark()) == []
+    told.missing(HOST, A, before)
+    assert moved.known() == {(HOST, A)}
+    told.lost(HOST, A)
+    assert told.here(HOST, [A, B], before) == [A, B], "to be looked for again"
+    assert told.here(HOST, [C], told.mark()) == told.here(DISK, [A], before) == []
+    told.missing(HOST, A, told.mark())
+    assert moved.known() == {(HOST, B), (HOST, C), (DISK, A)}
 
 
 def test_what_is_told_is_bounded() -> None:
