@@ -26,12 +26,14 @@ log = logging.getLogger(__name__)
 class _Known:
     """Of one tier."""
 
-    __slots__ = ("keys", "last_loss")
+    __slots__ = ("doubted", "keys", "last_loss")
 
     def __init__(self) -> None:
         self.keys: dict[ChunkKey, int] = {}
         """When each was told or found last, oldest first."""
         self.last_loss = 0
+        self.doubted = 0
+        """What was told or found last before that may be gone."""
 
 
 class Told:
@@ -46,9 +48,10 @@ class Told:
         self._lock = threading.Lock()
 
     def knows(self, tier: Tier, key: ChunkKey) -> bool:
-        """Does that tier have it, as far as was told?"""
+        """Does that tier have it, as far as was told, and without a doubt?"""
         with self._lock:
-            return key in self._known[tier].keys
+            known = self._known[tier]
+            return known.keys.get(key, 0) > known.doubted
 
     def mark(self) -> int:
         """Taken before a store is asked."""
@@ -72,13 +75,23 @@ class Told:
                 self._tell(tier, oldest, here=False)
             return news if known.last_loss > mark else []
 
-    def missing(self, tier: Tier, key: ChunkKey, mark: int) -> None:
-        """The tier was asked and does not have it; it may have got it since `mark`."""
+    def missing(self, tier: Tier, key: ChunkKey, mark: int) -> bool:
+        """The tier was asked and does not have it; it may have got it since `mark`. True where that is news."""
         with self._lock:
             known = self._known[tier]
-            if known.keys.get(key, mark + 1) <= mark:
-                del known.keys[key]
-                self._tell(tier, key, here=False)
+            if known.keys.get(key, mark + 1) > mark:
+                return False
+            del known.keys[key]
+            self._tell(tier, key, here=False)
+            return True
+
+    def vanished(self, tier: Tier, key: ChunkKey, mark: int) -> None:
+        """As `missing`, and nobody here has removed it. Where that is news all else is in doubt: a Redis that was
+        started again has lost everything.
+        """
+        if self.missing(tier, key, mark):
+            with self._lock:
+                self._known[tier].doubted = self._now
 
     def lost(self, tier: Tier, key: ChunkKey) -> None:
         """The tier itself says that it is gone."""

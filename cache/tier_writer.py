@@ -249,7 +249,7 @@ class TierWriter:
             return _Outcome.SETTLED
         if n_here < len(asked) - 1:
             # The one before it was evicted or refused: behind the gap it would be of no use.
-            self._told.missing(target.tier, asked[0], mark)
+            self._told.vanished(target.tier, asked[0], mark)
             self._count("orphaned behind")
             return _Outcome.SETTLED
         return None

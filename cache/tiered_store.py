@@ -201,7 +201,7 @@ class TieredStore:
             if found:
                 break
             if found is False:
-                self._told.missing(tier.tier, key, mark)
+                self._told.vanished(tier.tier, key, mark)
         else:
             found = False
         with self._lock:
@@ -319,4 +319,4 @@ class _Search:
         self._end = at + n_here
         store._found(self.tier, keys[at : self._end], mark)  # noqa: SLF001 - part of it
         if self._end < len(keys):
-            store._told.missing(self.tier.tier, keys[self._end], mark)  # noqa: SLF001 - part of it
+            store._told.vanished(self.tier.tier, keys[self._end], mark)  # noqa: SLF001 - part of it

@@ -322,6 +322,26 @@ def test_of_a_chain_with_a_gap_the_rest_is_not_written(three: Three) -> None:
     assert (REDIS, A) not in three.moved.known()
 
 
+def test_a_tier_that_has_lost_everything_gets_it_again(three: Three) -> None:
+    chain = [chunk_key(n) for n in range(6)]
+    pairs = list(zip([None, *chain], chain, strict=False))
+    for parent, key in pairs[:5]:
+        write(three.store, key, parent=parent, wanted=True)
+    assert three.store.flush(LONG) is True
+    for key in chain:
+        three.redis.store.remove(key)
+    three.redis.asked.clear()
+    # Only the last one is looked for; of the others nobody has noticed anything.
+    write(three.store, chain[5], parent=chain[4], wanted=True)
+    assert three.store.flush(LONG) is True
+    assert three.redis.written() == []
+    for _ in range(2):
+        for parent, key in pairs:
+            write(three.store, key, parent=parent)
+    assert three.store.flush(LONG) is True
+    assert three.redis.written() == chain
+
+
 def test_what_is_pending_is_bounded(new_three: Callable[..., Three]) -> None:
     three = new_three(WriteRules(most_pending=3))
     keys = [chunk_key(n) for n in range(5)]
@@ -490,6 +510,23 @@ def test_what_was_told_after_a_store_was_asked_outweighs_its_answer() -> None:
     assert told.here(HOST, [C], told.mark()) == told.here(DISK, [A], before) == []
     told.missing(HOST, A, told.mark())
     assert moved.known() == {(HOST, B), (HOST, C), (DISK, A)}
+
+
+def test_where_a_frame_has_vanished_the_others_are_in_doubt_until_they_are_found() -> None:
+    moved = Movements()
+    told = Told([HOST, DISK], moved)
+    for key in (A, B, C):
+        told.here(HOST, [key], told.mark())
+    told.here(DISK, [A], told.mark())
+    told.missing(HOST, A, told.mark())
+    assert told.knows(HOST, B), "somebody removed the other"
+    told.vanished(HOST, A, told.mark())
+    assert told.knows(HOST, B), "that was no news"
+    told.vanished(HOST, C, told.mark())
+    assert [told.knows(tier, key) for tier, key in ((HOST, B), (DISK, A), (DISK, B))] == [False, True, False]
+    assert moved.known() == {(HOST, B), (DISK, A)}, "a doubt is nothing to tell"
+    told.here(HOST, [B], told.mark())
+    assert told.knows(HOST, B)
 
 
 def test_what_is_told_is_bounded() -> None:
