@@ -106,6 +106,8 @@ class StoreContract:
     """It evicts the tail of a chain before its head."""
     has_quotas: ClassVar[bool] = False
     """It knows `tenant_bytes`."""
+    copies: ClassVar[bool] = False
+    """It keeps some frames more than once: its sizes do not tell how many it has, and it may take one once more."""
     small: ClassVar[int] = 1 << 20
     """A capacity that is soon full: at least 16 times the frames of 20 to 50 KB that are written to it."""
     large: ClassVar[int] = 64 << 20
@@ -245,7 +247,7 @@ class StoreContract:
             assert store.write(key, [other], ALONE) is False
             assert read(store, key, 10_000) == first
         assert store.stats().writes == 1
-        assert store.stats().entries == 1
+        assert self.copies or store.stats().entries == 1
 
     def test_a_removed_frame_is_gone_and_may_be_written_anew(self, store: BlockStore) -> None:
         key, other = chunk_key("forget"), chunk_key("stays")
@@ -294,8 +296,8 @@ class StoreContract:
         kept = [key for key in lengths if store.contains([key])]
         held = sum(lengths[key] for key in kept)
         assert self.small / 4 < held <= store.stats().bytes, "a good part of it is frames"
-        assert store.stats().entries == len(kept)
-        assert store.stats().evictions == 300 - len(kept) > 0
+        assert self.copies or store.stats().entries == len(kept)
+        assert self.copies or store.stats().evictions == 300 - len(kept) > 0
         for key in kept:
             assert read(store, key, lengths[key]) == frame_of(key, lengths[key])
 
@@ -334,6 +336,9 @@ class StoreContract:
     # --- histories -----------------------------------------------------------------------------------------
 
     def test_any_history_agrees_with_a_dict(self, make: NewStore) -> None:
+        if self.copies:
+            pytest.skip("counts more than a dict")
+
         @settings(
             max_examples=self.examples, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
         )
@@ -392,7 +397,7 @@ class StoreContract:
 
         in_threads(hammer)
         kept = [at for at in range(40) if store.contains([keys[at]])]
-        assert store.stats().entries == len(kept)
+        assert self.copies or store.stats().entries == len(kept)
         for at in kept:
             content = read(store, keys[at], sizes[at])
             assert content is not None
