@@ -124,8 +124,9 @@ class TierWriter:
     def quiet(self, quiet: bool) -> None:
         """While it is quiet, what the rules hold back is written too."""
         with self._turn:
-            self._quiet = quiet
-            self._turn.notify_all()
+            if quiet != self._quiet:
+                self._quiet = quiet
+                self._turn.notify_all()
 
     def flush(self, deadline_s: float) -> bool:
         """Write everything. False where time ran out, or where it is clear that it will: who has it to get rests."""

@@ -2,7 +2,7 @@
 
 A frame goes at once into the fastest tier that takes it. The slower ones get it behind the caller's back, by rules
 (`policies.write_behind`): when it is used again, when somebody is known to come back for it, while nothing else is to
-be done, and before the end. What was used from a slow tier is promoted to the fastest.
+be done, and before the end.
 
 A tier that fails is a tier that has nothing. One that keeps failing rests (`policies.tier_rest`), and nothing is asked
 of it meanwhile; what it should have got is held back. So a dead Redis costs hits, and never an error. Deadlines are
@@ -67,8 +67,8 @@ class TieredStore:
 
     @property
     def counts(self) -> Counter[str]:
-        """A copy of what has happened so far: `failed: <tier>`, `rests: <tier>`, `promoted`, `written behind`; and
-        why frames did not go behind: `dropped behind` (too many, or too many attempts), `evicted before` (from the
+        """A copy of what has happened so far: `failed: <tier>`, `rests: <tier>`, `written behind`; and why
+        frames did not go behind: `dropped behind` (too many, or too many attempts), `evicted before` (from the
         faster tiers), `refused behind` (too large, over a quota), `orphaned behind` (the one before it is missing
         there), `broken behind` (a bug in a store).
         """
@@ -101,20 +101,22 @@ class TieredStore:
         return self._read([self._by_tier[tier]], key, pieces)
 
     def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
-        """See `BlockStore`: from the fastest tier that delivers it. Says nothing of promotion, see `used`."""
+        """See `BlockStore`: from the fastest tier that delivers it."""
         self._check_open()
         return self._read(self._tiers, key, pieces)
 
-    def used(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo, *, tier: Tier) -> None:
-        """A frame that was read from `tier` was good: it counts as used once more, and is written to the fastest tier
-        if that was another, and still has it.
+    def note(self, key: ChunkKey, n_bytes: int, info: FrameInfo) -> bool:
+        """Somebody has a frame of that size at hand that was computed, or read and found good. True where the fastest
+        tier has it: it counts as used once more. Otherwise it is to be written, and so comes up from a slow tier.
         """
         with self._lock:
             if self._closed:
-                return
-        if tier is not self._tiers[0].tier:
-            self._promote(key, pieces, info, self._by_tier[tier])
-        self._behind(key, Frame(total_bytes(pieces), info), but=tier)
+                return False
+        fastest = self._tiers[0]
+        if not fastest.contains([key]):
+            return False
+        self._behind(key, Frame(n_bytes, info), but=fastest.tier)
+        return True
 
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
         """See `BlockStore`. True where a tier took it now: the fastest that rests not and refuses not. The others get

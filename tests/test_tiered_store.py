@@ -166,10 +166,9 @@ def test_a_frame_that_was_read_and_good_is_a_use(three: Three) -> None:
     assert three.store.read_from(HOST, A, [memoryview(target)]) is True
     three.settle()
     assert three.where(A) == [HOST], "to be read is none: it might be bad"
-    three.store.used(A, [target], ALONE, tier=HOST)
+    assert three.store.note(A, SIZE, ALONE) is True
     wait_for(lambda: three.where(A) == [HOST, DISK, REDIS], "it was used")
     assert three.where(B) == [HOST]
-    assert "promoted" not in three.store.counts
 
 
 def test_what_somebody_comes_back_for_goes_to_all(three: Three) -> None:
@@ -381,21 +380,21 @@ def test_frames_of_all_lengths_share_the_scratch_room(new_three: Callable[..., T
 # --- what is where ---------------------------------------------------------------------------------------------
 
 
-def test_what_was_used_from_a_slow_tier_is_promoted(three: Three) -> None:
+def test_what_came_from_a_slow_tier_is_written_to_the_fastest(three: Three) -> None:
     write(three.redis, A)
     assert three.store.locate([A, B]) == [REDIS]
     target = bytearray(SIZE)
     assert three.store.read_from(HOST, A, [memoryview(target)]) is False
     assert three.store.read_from(REDIS, A, [memoryview(target)]) is True
-    assert three.where(A) == [REDIS], "nobody has said that it is good"
-    three.store.used(A, [target], ALONE, tier=REDIS)
+    assert three.store.note(A, SIZE, ALONE) is False
+    assert three.where(A) == [REDIS]
+    assert three.store.write(A, [target], ALONE) is True
     assert three.where(A) == [HOST, REDIS]
     assert three.store.locate([A]) == [HOST]
-    assert three.store.counts == {"promoted": 1}
-    three.store.used(A, [target], ALONE, tier=REDIS)
+    assert three.store.note(A, SIZE, ALONE) is True
     wait_for(lambda: three.where(A) == [HOST, DISK, REDIS], "it was used twice")
     three.settle()
-    assert three.store.counts == {"promoted": 1, "written behind": 1}
+    assert three.store.counts == {"written behind": 1}
     assert [tier for tier, _, _ in three.moved.all] == [REDIS, HOST, DISK]
 
 
@@ -603,19 +602,6 @@ def test_what_is_being_written_by_a_caller_does_not_come_back(three: Three) -> N
     assert three.moved.known() == set()
 
 
-def test_what_was_removed_is_not_promoted(three: Three) -> None:
-    write(three.disk, A)
-    target = bytearray(SIZE)
-    assert three.store.read_from(DISK, A, [memoryview(target)]) is True
-    assert three.store.remove(A) is True
-    three.store.used(A, [target], ALONE, tier=DISK)
-    assert three.where(A) == []
-    assert three.store.flush(LONG) is True
-    assert three.where(A) == []
-    assert three.moved.known() == set()
-    assert "promoted" not in three.store.counts
-
-
 def test_a_tier_that_cannot_remove_is_counted(three: Three) -> None:
     write(three.store, A, wanted=True)
     three.settle()
@@ -749,7 +735,7 @@ def test_close_ends_the_thread_and_the_stores(three: Three) -> None:
     with pytest.raises(StoreError):
         three.host.store.contains([A])
     assert three.store.read_from(HOST, A, [memoryview(bytearray(SIZE))]) is False
-    three.store.used(A, [frame_of(A, SIZE)], ALONE, tier=DISK)
+    assert three.store.note(A, SIZE, ALONE) is False
     assert three.store.flush(LONG) is False, "it was not written, and nobody will"
     three.store.quiet(True)
     three.store.close()
@@ -832,7 +818,9 @@ def test_whatever_is_read_was_written(tmp_path: Path, seed: int, lends: bool) ->
                 for name, tier in zip(keys[n : n + 6], store.locate(keys[n : n + 6]), strict=False):
                     if store.read_from(tier, name, [memoryview(target)]):
                         assert is_whole(name, bytes(target))
-                        store.used(name, [target], FrameInfo(parent=parents[keys.index(name)]), tier=tier)
+                        again = FrameInfo(parent=parents[keys.index(name)])
+                        if not store.note(name, SIZE, again):
+                            store.write(name, [target], again)
             elif what < 0.9:
                 store.remove(key)
             elif what < 0.95:

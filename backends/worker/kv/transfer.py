@@ -117,7 +117,7 @@ class Transfer:
 
     def _write_chunk(self, spec: FrameSpec, blocks: Items[int], *, wanted: bool) -> None:
         info = FrameInfo(parent=spec.parent, tenant=spec.salt.hex(), n_tokens=spec.n_tokens, wanted=wanted)
-        if self._store.note(spec.key, info):
+        if self._store.note(spec.key, spec.frame_bytes, info):
             return
         try:
             with self._memory.read(blocks) as pieces, self._framing.encode(spec, pieces) as frame:
