@@ -120,13 +120,14 @@ class ChainedEviction:
             if not entry.pins and not self._live.get(key):
                 self._offer(entry, due=False, since=entry.seq)
 
-    def victims(self, need_bytes: int, now: float) -> list[Key]:
+    def victims(self, need_bytes: int, now: float, *, tenant: TenantName | None = None) -> list[Key]:
         """See `EvictionPolicy.victims`."""
         self._reprieve()
         named: list[Key] = []
         freed = 0
         gone: dict[TenantName, int] = {}
-        for entry in self._in_turn(gone, now) if need_bytes > 0 else ():
+        in_turn = self._in_turn(gone, now) if tenant is None else self._own(tenant, now)
+        for entry in in_turn if need_bytes > 0 else ():
             self._condemn(entry)
             named.append(entry.key)
             gone[entry.tenant] = gone.get(entry.tenant, 0) + entry.size
@@ -163,6 +164,12 @@ class ChainedEviction:
             if before is not None and before.tenant != chosen.tenant:  # it may have stood in its tenant's way
                 tenants = iter(self._above_quota)
                 tenant = next(tenants, None)
+
+    def _own(self, tenant: TenantName, now: float) -> Iterator[Entry]:
+        """The same of one tenant, as far as it has an order."""
+        order = self._tenant_orders.get(tenant)
+        while order is not None and (chosen := order.choose(now)) is not None:
+            yield chosen
 
     def _outlived(self, now: float) -> Entry | None:
         oldest = self._recency.lowest() if self._recency else None

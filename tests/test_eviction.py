@@ -46,17 +46,21 @@ class Model:
         parents = {held.parent for held in left.values()}
         return {k for k, held in left.items() if k not in parents and not held.pins}
 
-    def check_victims(self, named: list[bytes], need: int, now: float) -> None:
+    def check_victims(self, named: list[bytes], need: int, now: float, tenant: str | None = None) -> None:
         freed = 0
         for count, victim in enumerate(named):
             gone = named[:count]
-            ends = self.ends(gone)
+            ends = self.of(tenant, self.ends(gone))
             assert victim in ends, "a parent before its child, a pinned one, a stranger, or twice the same"
             assert freed < need, "more than was asked for"
             first = self.outlived(ends, now) or self.above_quota(ends, gone) or ends
-            assert victim in first
+            assert victim in (first if tenant is None else ends)
             freed += self.here[victim].size
-        assert freed >= need or not self.ends(named), "there was more to take"
+        assert freed >= need or not self.of(tenant, self.ends(named)), "there was more to take"
+
+    def of(self, tenant: str | None, ends: set[bytes]) -> set[bytes]:
+        """Those of one tenant, if it has a quota; None: all."""
+        return {k for k in ends if tenant is None or (self.here[k].tenant == tenant and tenant in self.quotas)}
 
     def outlived(self, ends: set[bytes], now: float) -> set[bytes]:
         return {k for k in ends if self.ttl is not None and self.here[k].used + self.ttl < now}
@@ -79,6 +83,7 @@ operations = st.lists(
         st.tuples(st.just("grow"), keys, st.integers(1, 6), st.integers(1, 20), st.sampled_from("abc")),
         st.tuples(st.sampled_from(["touch", "pin", "unpin", "remove"]), keys),
         st.tuples(st.sampled_from(["ask", "evict", "evict some"]), st.integers(-5, 200)),
+        st.tuples(st.just("evict own"), st.integers(-5, 100), st.sampled_from("abc")),
         st.tuples(st.sampled_from(["expired", "expire"]), st.just(0)),
         st.tuples(st.just("wait"), st.integers(1, 40)),
     ),
@@ -106,6 +111,10 @@ class Subject:
                 named = self.policy.victims(need, self.now)
                 self.model.check_victims(named, need, self.now)
                 self.forget(named, what)
+            case ("evict own", int(need), str(tenant)):
+                named = self.policy.victims(need, self.now, tenant=tenant)
+                self.model.check_victims(named, need, self.now, tenant)
+                self.forget(named, "evict some")
             case ("expired" | "expire" as what, _):
                 named = self.policy.expired(self.now)
                 self.check_expired(named)
@@ -306,6 +315,18 @@ def test_tenants_pay_down_to_their_quota_first(name: str) -> None:
     for victim in policy.victims(3, 4.0):
         policy.remove(victim)
     assert (policy.bytes_of("small"), policy.bytes_of("large"), policy.bytes_of("honest")) == (2, 4, 1)
+
+
+@each_policy
+def test_a_tenant_pays_for_itself_alone(name: str) -> None:
+    policy = make_eviction(name, quotas={"a": 6}, ttl=10.0)
+    fill(policy, [1, 2, 3], now=0.0, tenant="b")
+    fill(policy, [11, 12, 13], now=5.0, tenant="a")
+    assert numbers(policy.victims(2, 20.0, tenant="a")) == [13, 12], "not those that have expired, nor only above 6"
+    assert numbers(policy.victims(9, 20.0, tenant="a")) == [13, 12, 11]
+    assert policy.victims(1, 20.0, tenant="b") == policy.victims(1, 20.0, tenant="nobody") == [], "it has no quota"
+    policy.pin(key(12))
+    assert numbers(policy.victims(9, 20.0, tenant="a")) == [13]
 
 
 @each_policy
