@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from cache import disk_segment as fmt
 from cache.disk_log import RECORD_OVERHEAD, SEGMENT_OVERHEAD, STORE_OVERHEAD, Garbage, Log, Next, Segment
-from cache.disk_order import EvictionPolicy
 from cache.disk_segment import Record
 from cache.store import ChunkKey
+from policies.eviction import EvictionPolicy
 
 _GROW = 8
 """After the file system was full, the store grows again by this part of what it writes."""
@@ -40,19 +40,18 @@ class Room:
         """Drop what must go for it. It and those before it are pinned until `wrote` or `refuse`."""
         self.tell(record, now)
         self._policy.pin(record.key)
-        garbage: list[Garbage] = []
-        while (short := self._over_bound(record, garbage)) > 0:
+        garbage = self._drop_own(record.tenant, now)
+        # Above its quota even now, it is not kept: nobody else goes for it.
+        while self._over_quota(record.tenant) <= 0 and (short := self._over_bound(record, garbage)) > 0:
             dropped = self._drop_worst(short, now)
             if not dropped:
-                return garbage
+                break
             garbage += dropped
-        if (above := self._over_quota(record)) > 0:
-            garbage += self._drop_own(record, above, now)
         return garbage
 
     def fits(self, record: Record, garbage: list[Garbage]) -> bool:
         """Whether there is room for it, once `garbage` is given back."""
-        return self._over_bound(record, garbage) <= 0 and self._over_quota(record) <= 0
+        return self._over_bound(record, garbage) <= 0 and self._over_quota(record.tenant) <= 0
 
     def wrote(self, segment: Segment, record: Record) -> None:
         """It is written."""
@@ -76,7 +75,9 @@ class Room:
         return [self._log.waste(segment, record)]
 
     def shrink(self, garbage: list[Garbage], now: float) -> None:
-        """Drop what is above the bound, into `garbage`."""
+        """Drop what is above the bound or a tenant's quota, into `garbage`."""
+        for tenant in {record.tenant for record in self._log.index.values()}:
+            garbage += self._drop_own(tenant, now)
         while (above := self._log.bytes - sum(one.bytes for one in garbage) - self._limit) > 0:
             dropped = self._drop_worst(above, now)
             if not dropped:
@@ -100,10 +101,10 @@ class Room:
         freed = sum(one.bytes for one in garbage)
         return self._log.bytes + self._log.cost(record.extent) - freed - self._limit
 
-    def _over_quota(self, record: Record) -> int:
+    def _over_quota(self, tenant: bytes) -> int:
         if self._tenant_bytes is None:
             return 0
-        return self._policy.bytes_of(record.tenant.hex()) - self._tenant_bytes
+        return self._policy.bytes_of(tenant.hex()) - self._tenant_bytes
 
     def _drop_worst(self, n_bytes: int, now: float) -> list[Garbage]:
         """Evict records of that size together, or a segment of them; nothing where nothing can go."""
@@ -122,15 +123,10 @@ class Room:
             garbage += self._deleted(active)
         return garbage
 
-    def _drop_own(self, record: Record, n_bytes: int, now: float) -> list[Garbage]:
-        """Evict of its tenant, which is above its quota, and of nobody else."""
-        garbage: list[Garbage] = []
-        for key in self._policy.victims(n_bytes, now):
-            victim = self._log.index.get(ChunkKey(key))
-            if victim is None or victim.tenant != record.tenant:
-                break
-            garbage += self.drop(victim, evicted=True)
-        return garbage
+    def _drop_own(self, tenant: bytes, now: float) -> list[Garbage]:
+        """Evict of this tenant what is above its quota, and of nobody else."""
+        named = self._policy.victims(self._over_quota(tenant), now, tenant=tenant.hex())
+        return [one for key in named for one in self.drop(self._log.index[ChunkKey(key)], evicted=True)]
 
     def _evict_segment(self, segment: Segment) -> list[Garbage]:
         if segment.pending:

@@ -40,10 +40,10 @@ from cache.disk_files import (
 )  # fmt: skip
 from cache.disk_load import load
 from cache.disk_log import Garbage, Log, Next, Segment
-from cache.disk_order import EvictionPolicy, TailFirstLru
 from cache.disk_room import Room
 from cache.disk_segment import Record
 from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
+from policies.eviction import EvictionPolicy, make_eviction
 from policies.types import Tier
 
 DEFAULT_SEGMENT_BYTES: Final = 128 << 20
@@ -66,13 +66,16 @@ class DiskStore:
         clock: Callable[[], float] = time.monotonic,
         punch_holes: bool = True,
     ) -> None:
-        """`capacity`, `segment_bytes` and `tenant_bytes` (what one tenant may have at most; a policy that is given
-        must have the same quota) in bytes. Segments of small stores are smaller, an eighth of the store. The policy
-        knows tenants by `disk_segment.tenant_digest` in hex: their names are not written down. The directory is made
-        where it is missing. Raises StoreError: it cannot be used, or another store has it open.
+        """`capacity`, `segment_bytes` and `tenant_bytes` (what one tenant may have at most) in bytes. Segments of small
+        stores are smaller, an eighth of the store.
+
+        `policy`: LRU unless one is given, which must have been told the same quota; it knows tenants by
+        `disk_segment.tenant_digest` in hex, for their names are not written down.
+
+        The directory is made where it is missing. Raises StoreError: it cannot be used, or another store has it open.
         """
         self._capacity = capacity
-        self._policy = policy if policy is not None else TailFirstLru(tenant_bytes=tenant_bytes)
+        self._policy = policy if policy is not None else make_eviction("lru", default_quota=tenant_bytes)
         self._clock = clock
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)

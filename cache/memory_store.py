@@ -16,9 +16,9 @@ from time import monotonic
 from typing import Final
 
 from cache.byte_pieces import copy_pieces, total_bytes
-from cache.chain_lru import ChainLru, EvictionPolicy
 from cache.extents import Extent, Extents
 from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
+from policies.eviction import EvictionPolicy, make_eviction
 from policies.types import Tier
 
 PAGE_BYTES: Final = 1 << 16
@@ -55,8 +55,9 @@ class MemoryStore:
 
     `capacity` bounds everything, the arena and what is kept to find frames in it; a store of less than one page holds
     nothing and is refused with ValueError. `tenant_bytes` is the most that one tenant may have; a tenant at its quota
-    makes room among its own frames. With `prefault` the memory is there before the first write instead of at it, and
-    `hugepages` asks for large pages. Raises StoreError where the memory cannot be had.
+    makes room among its own frames. `policy`: LRU unless one is given, which must have been told the same quota. With
+    `prefault` the memory is there before the first write instead of at it, and `hugepages` asks for large pages.
+    Raises StoreError where the memory cannot be had.
     """
 
     def __init__(
@@ -76,12 +77,12 @@ class MemoryStore:
             raise ValueError(f"capacity must be at least {page_bytes + ENTRY_BYTES + EXTENT_BYTES} bytes: {capacity}")
         self.capacity = capacity
         self._page_bytes = page_bytes
-        self._tenant_bytes = capacity if tenant_bytes is None else min(tenant_bytes, capacity)
+        self._tenant_bytes = tenant_bytes
         self._clock = clock
         self._arena = _arena(n_pages * page_bytes, prefault=prefault, hugepages=hugepages)
         self._view = memoryview(self._arena)
         self._extents = Extents(n_pages)
-        self._policy: EvictionPolicy = ChainLru() if policy is None else policy
+        self._policy = make_eviction("lru", default_quota=tenant_bytes) if policy is None else policy
         self._frames: dict[ChunkKey, _Frame] = {}
         self._charged = 0
         self._by_tenant: Counter[str] = Counter()
@@ -214,7 +215,7 @@ class MemoryStore:
         n_pages = max(1, -(-length // self._page_bytes))
         # At worst each page is a run of its own.
         most = n_pages * (self._page_bytes + EXTENT_BYTES) + ENTRY_BYTES
-        if n_pages > self._extents.n_pages or most > self._tenant_bytes:
+        if n_pages > self._extents.n_pages or (self._tenant_bytes is not None and most > self._tenant_bytes):
             return None
         extents = self._take(n_pages, most, info.tenant)
         if extents is None:
@@ -227,30 +228,27 @@ class MemoryStore:
         return frame
 
     def _take(self, n_pages: int, most: int, tenant: str) -> list[Extent] | None:
-        over = self._by_tenant[tenant] + most - self._tenant_bytes
-        if over > 0 and not self._evict_own(over, tenant):
-            return None
+        if self._tenant_bytes is not None:
+            over = self._by_tenant[tenant] + most - self._tenant_bytes
+            if over > 0 and not self._evict_own(over, tenant):
+                return None
         missing = n_pages - self._extents.n_free
         if missing > 0 and not self._evict_any(missing):
             return None
         return self._extents.take(n_pages)
 
     def _evict_own(self, need_bytes: int, tenant: str) -> bool:
-        """Evict frames of one tenant; the policy's order is of all tenants, so it is asked for more and more of it."""
-        share = need_bytes
-        while True:
-            order = self._policy.victims(share, self._clock())
-            own, size = [], 0
-            for key in map(ChunkKey, order):
-                if size < need_bytes and self._frames[key].tenant == tenant:
-                    own.append(key)
-                    size += self._frames[key].charge
-            if size >= need_bytes:
-                self._evict(own)
-                return True
-            if share > self.capacity:
-                return False
-            share *= 8
+        """Evict frames of one tenant; nothing where that does not suffice."""
+        own, size = [], 0
+        for key in map(ChunkKey, self._policy.victims(need_bytes, self._clock(), tenant=tenant)):
+            if size >= need_bytes:  # the policy counts pages alone, and names more
+                break
+            own.append(key)
+            size += self._frames[key].charge
+        if size < need_bytes:
+            return False
+        self._evict(own)
+        return True
 
     def _evict_any(self, n_pages: int) -> bool:
         """Evict until as many pages are free; nothing where that cannot be reached, because the rest is in use."""

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from cache.disk_segment import HEADER_SIZE, extent
 from cache.disk_store import DiskStore
 from cache.store import ChunkKey, FrameInfo, StoreError
+from policies.eviction import EVICTION_POLICIES, make_eviction
 from policies.types import Tier
 from tests.store_contract import ALONE, NewStore, StoreContract, chunk_key, frame_of, in_threads, is_whole, read
 
@@ -53,12 +54,14 @@ class TestDiskStore(StoreContract):
     has_quotas: ClassVar[bool] = True
     examples: ClassVar[int] = 25
 
-    @pytest.fixture
-    def new_store(self, tmp_path: Path) -> NewStore:
+    @pytest.fixture(params=sorted(EVICTION_POLICIES))
+    def new_store(self, tmp_path: Path, request: pytest.FixtureRequest) -> NewStore:
         numbers = itertools.count()
 
         def new(capacity: int, tenant_bytes: int | None = None) -> DiskStore:
-            return DiskStore(tmp_path / str(next(numbers)), capacity=capacity, tenant_bytes=tenant_bytes)
+            policy = make_eviction(request.param, default_quota=tenant_bytes)
+            path = tmp_path / str(next(numbers))
+            return DiskStore(path, capacity=capacity, policy=policy, tenant_bytes=tenant_bytes)
 
         return new
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -478,3 +480,43 @@ def _sessions(count: int) -> Iterator[list[int]]:
     """Four in five are never heard of again; of the others each comes ten times."""
     for number in range(count):
         yield [number] if number % 5 else [30_000 + number // 50]
+
+
+def calls(work: Callable[[], object]) -> int:
+    """Function calls that it takes: what it costs, whatever else the machine does."""
+    count = 0
+
+    def note(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in {"call", "c_call"}
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@each_policy
+@pytest.mark.parametrize("tenant", [None, "a"])
+def test_a_victim_among_many_costs_hardly_more(name: str, tenant: str | None) -> None:
+    def cost(n_chains: int) -> int:
+        policy = make_eviction(name, default_quota=1 << 40)
+
+        def put(number: int) -> None:
+            for place in range(4):
+                parent = b"%d %d" % (number, place - 1) if place else None
+                policy.admit(b"%d %d" % (number, place), 10, number, parent=parent, tenant="a", cost=16.0)
+
+        def turn() -> None:
+            for number in range(n_chains, n_chains + 100):
+                put(number)
+                for victim in policy.victims(40, number, tenant=tenant):
+                    policy.remove(victim)
+
+        for number in range(n_chains):
+            put(number)
+        return calls(turn)
+
+    assert cost(8_000) < 3 * cost(250), "logarithmic at most"

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.chain_lru import ChainLru
 from cache.extents import Extent, Extents
 from cache.memory_store import ENTRY_BYTES, EXTENT_BYTES, PAGE_BYTES, MemoryStore
 from cache.store import ChunkKey, FrameInfo, StoreError
+from policies.eviction import EVICTION_POLICIES, make_eviction
 from tests.store_contract import NewStore, StoreContract, chunk_key, cut, frame_of
 
 PAGE = PAGE_BYTES + ENTRY_BYTES + EXTENT_BYTES
@@ -24,9 +24,13 @@ PAGE = PAGE_BYTES + ENTRY_BYTES + EXTENT_BYTES
 class TestMemoryStore(StoreContract):
     has_quotas = True
 
-    @pytest.fixture
-    def new_store(self) -> NewStore:
-        return lambda capacity, tenant_bytes=None: MemoryStore(capacity, tenant_bytes=tenant_bytes, page_bytes=4_096)
+    @pytest.fixture(params=sorted(EVICTION_POLICIES))
+    def new_store(self, request: pytest.FixtureRequest) -> NewStore:
+        def new(capacity: int, tenant_bytes: int | None = None) -> MemoryStore:
+            policy = make_eviction(request.param, default_quota=tenant_bytes)
+            return MemoryStore(capacity, policy=policy, tenant_bytes=tenant_bytes, page_bytes=4_096)
+
+        return new
 
 
 @pytest.fixture
@@ -254,40 +258,3 @@ def test_the_smallest_run_that_fits_is_taken() -> None:
     assert extents.take(4) == [Extent(0, 4)]
     assert extents.take(11) == [Extent(10, 10), Extent(4, 1)]
     assert extents.take(1) is None
-
-
-# --- the order in which frames go ---------------------------------------------------------------------------
-
-
-def lru_of(*entries: tuple[bytes, bytes | None]) -> ChainLru:
-    policy = ChainLru()
-    for key, parent in entries:
-        policy.admit(key, 10, 0.0, parent=parent, tenant="", cost=1.0)
-    return policy
-
-
-def test_the_least_recently_used_goes_first() -> None:
-    policy = lru_of((b"a", None), (b"b", None), (b"c", None))
-    policy.touch(b"a", 1.0)
-    policy.touch(b"unknown", 1.0)
-    assert policy.victims(1, 2.0) == [b"b"]
-    assert policy.victims(11, 2.0) == [b"b", b"c"]
-    assert policy.victims(1_000, 2.0) == [b"b", b"c", b"a"]
-    assert policy.victims(0, 2.0) == []
-
-
-def test_a_chain_goes_from_its_tail() -> None:
-    policy = lru_of((b"head", None), (b"left", b"head"), (b"right", b"head"), (b"tail", b"right"), (b"else", None))
-    policy.touch(b"left", 1.0)
-    assert policy.victims(1_000, 2.0) == [b"tail", b"right", b"left", b"head", b"else"]
-    policy.pin(b"right")
-    assert policy.victims(1_000, 2.0) == [b"tail", b"left", b"else"]
-    policy.unpin(b"right")
-    policy.remove(b"tail")
-    assert policy.victims(1_000, 2.0) == [b"right", b"left", b"head", b"else"]
-
-
-def test_a_chain_of_a_hundred_thousand_is_walked() -> None:
-    keys = [b"%d" % number for number in range(100_000)]
-    policy = lru_of(*zip(keys, [None, *keys], strict=False))
-    assert policy.victims(25, 1.0) == keys[:-4:-1]
