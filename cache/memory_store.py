@@ -7,7 +7,6 @@ used again only after the last copy has ended.
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +14,9 @@ from threading import Condition
 from time import monotonic
 from typing import Final
 
+from cache.arena import Arena
 from cache.byte_pieces import copy_pieces, total_bytes
+from cache.eviction_news import Evicted, EvictionNews
 from cache.extents import Extent, Extents
 from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
 from policies.eviction import EvictionPolicy, make_eviction
@@ -31,8 +32,6 @@ EXTENT_BYTES: Final = 192
 """What one run of pages costs."""
 
 _CLOSE_SECONDS: Final = 5.0
-_MADV_POPULATE_WRITE: Final = 23
-"""madvise(2), Linux 5.14; Python has no name for it."""
 
 
 class _Frame:
@@ -55,9 +54,9 @@ class MemoryStore:
 
     `capacity` bounds everything, the arena and what is kept to find frames in it; a store of less than one page holds
     nothing and is refused with ValueError. `tenant_bytes` is the most that one tenant may have; a tenant at its quota
-    makes room among its own frames. `policy`: LRU unless one is given, which must have been told the same quota. With
-    `prefault` the memory is there before the first write instead of at it, and `hugepages` asks for large pages.
-    Raises StoreError where the memory cannot be had.
+    makes room among its own frames. `policy`: LRU unless one is given, which must have been told the same quota.
+    `evicted` is told of frames that made room. With `prefault` the memory is there before the first write instead of
+    at it, and `hugepages` asks for large pages. Raises StoreError where the memory cannot be had.
     """
 
     def __init__(
@@ -65,6 +64,7 @@ class MemoryStore:
         capacity: int,
         *,
         policy: EvictionPolicy | None = None,
+        evicted: Evicted | None = None,
         tenant_bytes: int | None = None,
         page_bytes: int = PAGE_BYTES,
         prefault: bool = True,
@@ -79,10 +79,12 @@ class MemoryStore:
         self._page_bytes = page_bytes
         self._tenant_bytes = tenant_bytes
         self._clock = clock
-        self._arena = _arena(n_pages * page_bytes, prefault=prefault, hugepages=hugepages)
-        self._view = memoryview(self._arena)
+        self._arena = Arena(n_pages, page_bytes, prefault=prefault, hugepages=hugepages)
         self._extents = Extents(n_pages)
         self._policy = make_eviction("lru", default_quota=tenant_bytes) if policy is None else policy
+        self._news = EvictionNews(evicted)
+        self._gone: list[ChunkKey] = []
+        """Evicted while the lock is held: whoever gives it up tells of them."""
         self._frames: dict[ChunkKey, _Frame] = {}
         self._charged = 0
         self._by_tenant: Counter[str] = Counter()
@@ -100,18 +102,14 @@ class MemoryStore:
     def contains(self, keys: Sequence[ChunkKey]) -> int:
         """See `BlockStore`."""
         with self._open():
-            frames = self._frames
-            for count, key in enumerate(keys):
-                if (frame := frames.get(key)) is None or not frame.written:
-                    return count
-            return len(keys)
+            return next((at for at, key in enumerate(keys) if self._whole(key) is None), len(keys))
 
     def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
         """See `BlockStore`."""
         length = total_bytes(pieces)
         with self._open():
-            frame = self._frames.get(key)
-            if frame is None or not frame.written or frame.length != length:
+            frame = self._whole(key)
+            if frame is None or frame.length != length:
                 self._counts["misses"] += 1
                 return False
             self._counts["hits"] += 1
@@ -119,12 +117,34 @@ class MemoryStore:
             self._pin(key, frame)
             self._under_way += 1
         try:
-            copy_pieces(pieces, self._memory(frame))
+            copy_pieces(pieces, self._arena.memory(frame.extents, frame.length))
         finally:
             with self._lock:
                 self._unpin(key, frame)
                 self._finished()
         return True
+
+    @contextmanager
+    def lend(self, key: ChunkKey) -> Iterator[Sequence[memoryview] | None]:
+        """See `Lender`. Pinned meanwhile; the views are of no use afterwards. `close` waits for it, as for a reader."""
+        with self._open():
+            frame = self._whole(key)
+            if frame is not None:
+                pieces = [piece.toreadonly() for piece in self._arena.memory(frame.extents, frame.length)]
+                self._pin(key, frame)
+                self._under_way += 1
+        if frame is None:
+            yield None
+            return
+        try:
+            yield pieces
+        finally:
+            for piece in pieces:
+                with suppress(BufferError):  # somebody made something else of it, and keeps that
+                    piece.release()
+            with self._lock:
+                self._unpin(key, frame)
+                self._finished()
 
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
         """See `BlockStore`."""
@@ -139,11 +159,12 @@ class MemoryStore:
             if info.parent is not None and parent is not None:
                 self._pin(info.parent, parent)
             frame = self._reserve(key, length, info)
+            gone, self._gone = self._gone, []
             self._under_way += 1
         whole = False
         try:
             if frame is not None:
-                copy_pieces(self._memory(frame), pieces)
+                copy_pieces(self._arena.memory(frame.extents, frame.length), pieces)
                 whole = True
         finally:
             with self._lock:
@@ -152,6 +173,7 @@ class MemoryStore:
                 if info.parent is not None and parent is not None:
                     self._unpin(info.parent, parent)
                 self._finished()
+            self._news.tell(gone)
         return whole
 
     def remove(self, key: ChunkKey) -> bool:
@@ -180,8 +202,7 @@ class MemoryStore:
             self._n_entries = 0
             # With a copy still under way the memory is given back when that ends.
             if not self._under_way:
-                self._view.release()
-                self._arena.close()
+                self._arena.free()
 
     # --- with the lock held --------------------------------------------------------------------------------
 
@@ -194,8 +215,13 @@ class MemoryStore:
 
     def _finished(self) -> None:
         self._under_way -= 1
-        if self._closed:
+        if self._closed and not self._under_way:
+            self._arena.free()
             self._lock.notify_all()
+
+    def _whole(self, key: ChunkKey) -> _Frame | None:
+        frame = self._frames.get(key)
+        return frame if frame is not None and frame.written else None
 
     def _pin(self, key: ChunkKey, frame: _Frame) -> None:
         frame.readers += 1
@@ -262,6 +288,7 @@ class MemoryStore:
         for key in keys:
             self._drop(key, self._frames[key])
         self._counts["evictions"] += len(keys)
+        self._gone += keys
 
     def _settle(self, key: ChunkKey, frame: _Frame, info: FrameInfo, *, whole: bool) -> None:
         """The writer is done: all can read the frame, unless it was removed meanwhile or is not whole."""
@@ -303,28 +330,3 @@ class MemoryStore:
         self._by_tenant[frame.tenant] -= frame.charge
         if not self._by_tenant[frame.tenant]:
             del self._by_tenant[frame.tenant]
-
-    # --- without it ----------------------------------------------------------------------------------------
-
-    def _memory(self, frame: _Frame) -> list[memoryview]:
-        """The frame's bytes, run by run; the last one goes to the end of its page."""
-        size, view = self._page_bytes, self._view
-        runs = [view[start * size : (start + n_pages) * size] for start, n_pages in frame.extents]
-        spare = sum(map(len, runs)) - frame.length
-        return [*runs[:-1], runs[-1][: len(runs[-1]) - spare]]
-
-
-def _arena(size: int, *, prefault: bool, hugepages: bool) -> mmap.mmap:
-    try:
-        arena = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise StoreError(f"no memory for an arena of {size} bytes") from error
-    if hugepages and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # advice: a kernel without large pages serves as well
-            arena.madvise(mmap.MADV_HUGEPAGE)
-    if prefault:
-        try:
-            arena.madvise(_MADV_POPULATE_WRITE)
-        except OSError:
-            arena[:: mmap.PAGESIZE] = bytes(-(-size // mmap.PAGESIZE))
-    return arena
