@@ -4,6 +4,8 @@ touched.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cache import disk_segment as fmt
 from cache.disk_log import RECORD_OVERHEAD, SEGMENT_OVERHEAD, STORE_OVERHEAD, Garbage, Log, Next, Segment
 from cache.disk_segment import Record
@@ -84,12 +86,13 @@ class Room:
                 return
             garbage += dropped
 
-    def drop(self, record: Record, *, evicted: bool = False) -> list[Garbage]:
-        """Forget one record."""
+    def drop(self, record: Record, *, evicted: bool = False, removed: bool = False) -> list[Garbage]:
+        """Forget one record; `removed`: as was asked for."""
         segment = self._log.segments[record.segment]
         self._policy.remove(record.key)
         self.evictions += evicted
-        return [self._log.drop(record), *self._deleted(segment)]
+        garbage = replace(self._log.drop(record), lost=None if removed else record.key)
+        return [garbage, *self._deleted(segment)]
 
     def drop_all(self, segment: Segment, *, evicted: bool = False) -> list[Garbage]:
         """Forget all of a segment; nothing more is written to it."""
