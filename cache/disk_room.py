@@ -9,6 +9,7 @@ from dataclasses import replace
 from cache import disk_segment as fmt
 from cache.disk_log import RECORD_OVERHEAD, SEGMENT_OVERHEAD, STORE_OVERHEAD, Garbage, Log, Next, Segment
 from cache.disk_segment import Record
+from cache.frame_pins import FramePins
 from cache.store import ChunkKey
 from policies.eviction import EvictionPolicy
 
@@ -24,13 +25,29 @@ class Room:
         self._policy = policy
         self._capacity = self._limit = capacity
         self._tenant_bytes = tenant_bytes
+        # Where whole segments go a small pin could hold a large one: there are none.
+        self._pins = FramePins(capacity // 2 if log.by_record else -1, self._extent_of)
         self.evictions = 0
 
-    def can_ever_hold(self, length: int) -> bool:
-        """Whether a frame of that many bytes fits at all."""
+    def can_hold(self, key: ChunkKey, length: int, parent: ChunkKey | None) -> bool:
+        """Whether a frame of that many bytes fits, whoever makes room for it."""
         extent = fmt.extent(length)
         alone = STORE_OVERHEAD + SEGMENT_OVERHEAD + RECORD_OVERHEAD + extent
-        return alone <= self._capacity and (self._tenant_bytes is None or extent <= self._tenant_bytes)
+        if alone > self._capacity or (self._tenant_bytes is not None and extent > self._tenant_bytes):
+            return False
+        return self._pins.allows(key, extent, parent)
+
+    def pin(self, key: ChunkKey) -> bool:
+        """Never evict it, nor those before it; False where it is not here, or would be more than half of the room."""
+        if not self._pins.pin(key):
+            return False
+        self._policy.pin(key)
+        return True
+
+    def unpin(self, key: ChunkKey) -> None:
+        """Take one `pin` back, if there is one."""
+        if self._pins.unpin(key):
+            self._policy.unpin(key)
 
     def tell(self, record: Record, now: float) -> None:
         """It is there: the policy counts it."""
@@ -60,6 +77,7 @@ class Room:
         segment.pending -= 1
         self._log.publish(segment, record)
         self._policy.unpin(record.key)
+        self._pins.came(record.key)
         self._limit = min(self._capacity, self._limit + record.extent // _GROW)
 
     def refuse(self, key: ChunkKey) -> None:
@@ -92,6 +110,7 @@ class Room:
         self._policy.remove(record.key)
         self.evictions += evicted
         garbage = replace(self._log.drop(record), lost=None if removed else record.key)
+        self._pins.went(record.key, record.extent, record.parent)
         return [garbage, *self._deleted(segment)]
 
     def drop_all(self, segment: Segment, *, evicted: bool = False) -> list[Garbage]:
@@ -99,6 +118,10 @@ class Room:
         if segment is self._log.active:
             self._log.roll()
         return [one for record in list(segment.live.values()) for one in self.drop(record, evicted=evicted)]
+
+    def _extent_of(self, key: ChunkKey) -> tuple[int, ChunkKey | None] | None:
+        record = self._log.index.get(key)
+        return None if record is None else (record.extent, record.parent)
 
     def _over_bound(self, record: Record, garbage: list[Garbage]) -> int:
         freed = sum(one.bytes for one in garbage)

@@ -149,7 +149,8 @@ class DiskStore:
         length = sum(map(len, pieces))
         with self._using():
             with self._lock:
-                if key in self._log.index or key in self._writing or not self._room.can_ever_hold(length):
+                known = key in self._log.index or key in self._writing
+                if known or not self._room.can_hold(key, length, info.parent):
                     return False
                 self._writing.add(key)
             try:
@@ -170,6 +171,21 @@ class DiskStore:
             with self._lock:
                 record = self._log.index.get(key)
             return record is not None and self._forget(record, removed=True)
+
+    def pin(self, key: ChunkKey) -> bool:
+        """Never evict it, nor those before it in its chain, until as many `unpin`, `remove`, or `close`. False where
+        it is not here, where more than half of the capacity would be pinned, or where the file system knows no holes.
+        Raises StoreError where the store is closed.
+        """
+        with self._lock:
+            self._check_open()
+            return self._room.pin(key)
+
+    def unpin(self, key: ChunkKey) -> None:
+        """Take one `pin` back; nothing happens where there is none. Raises StoreError where the store is closed."""
+        with self._lock:
+            self._check_open()
+            self._room.unpin(key)
 
     def flush(self) -> None:
         """Make what was written so far survive a crash of the machine. Raises StoreError."""

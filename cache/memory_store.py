@@ -18,6 +18,7 @@ from cache.arena import Arena
 from cache.byte_pieces import copy_pieces, total_bytes
 from cache.eviction_news import Evicted, EvictionNews
 from cache.extents import Extent, Extents
+from cache.frame_pins import FramePins
 from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
 from policies.eviction import EvictionPolicy, make_eviction
 from policies.types import Tier
@@ -37,12 +38,13 @@ _CLOSE_SECONDS: Final = 5.0
 class _Frame:
     """Where a frame lies. The policy knows it while it is written and not removed."""
 
-    __slots__ = ("charge", "extents", "length", "readers", "removed", "tenant", "written")
+    __slots__ = ("charge", "extents", "length", "parent", "readers", "removed", "tenant", "written")
 
-    def __init__(self, length: int, extents: list[Extent], tenant: str, charge: int) -> None:
+    def __init__(self, length: int, extents: list[Extent], info: FrameInfo, charge: int) -> None:
         self.length = length
         self.extents = extents
-        self.tenant = tenant
+        self.parent = info.parent
+        self.tenant = info.tenant
         self.charge = charge
         self.written = False
         self.readers = 0
@@ -86,6 +88,7 @@ class MemoryStore:
         self._gone: list[ChunkKey] = []
         """Evicted while the lock is held: whoever gives it up tells of them."""
         self._frames: dict[ChunkKey, _Frame] = {}
+        self._pins = FramePins(capacity // 2, self._charge_of)
         self._charged = 0
         self._by_tenant: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -185,6 +188,22 @@ class MemoryStore:
             self._drop(key, frame)
             return True
 
+    def pin(self, key: ChunkKey) -> bool:
+        """Never evict it, nor those before it in its chain, until as many `unpin`, or `remove`. False where it is not
+        here, or more than half of the capacity would be pinned. Raises StoreError.
+        """
+        with self._open():
+            if not self._pins.pin(key):
+                return False
+            self._policy.pin(key)
+            return True
+
+    def unpin(self, key: ChunkKey) -> None:
+        """Take one `pin` back; nothing happens where there is none. Raises StoreError."""
+        with self._open():
+            if self._pins.unpin(key):
+                self._policy.unpin(key)
+
     def stats(self) -> StoreStats:
         """See `BlockStore`."""
         with self._lock:
@@ -219,6 +238,10 @@ class MemoryStore:
             self._arena.free()
             self._lock.notify_all()
 
+    def _charge_of(self, key: ChunkKey) -> tuple[int, ChunkKey | None] | None:
+        frame = self._whole(key)
+        return None if frame is None else (frame.charge, frame.parent)
+
     def _whole(self, key: ChunkKey) -> _Frame | None:
         frame = self._frames.get(key)
         return frame if frame is not None and frame.written else None
@@ -243,11 +266,13 @@ class MemoryStore:
         most = n_pages * (self._page_bytes + EXTENT_BYTES) + ENTRY_BYTES
         if n_pages > self._extents.n_pages or (self._tenant_bytes is not None and most > self._tenant_bytes):
             return None
+        if not self._pins.allows(key, most, info.parent):
+            return None
         extents = self._take(n_pages, most, info.tenant)
         if extents is None:
             return None
         charge = n_pages * self._page_bytes + ENTRY_BYTES + EXTENT_BYTES * len(extents)
-        frame = self._frames[key] = _Frame(length, extents, info.tenant, charge)
+        frame = self._frames[key] = _Frame(length, extents, info, charge)
         frame.readers = 1  # its writer: nobody else gets these pages before it is done
         self._charged += charge
         self._by_tenant[info.tenant] += charge
@@ -313,6 +338,7 @@ class MemoryStore:
             )
             for _ in range(frame.readers):
                 self._policy.pin(key)
+            self._pins.came(key)
 
     def _drop(self, key: ChunkKey, frame: _Frame) -> None:
         """Nobody finds it any more; its pages are free at once, or when those who copy it are done."""
@@ -320,6 +346,7 @@ class MemoryStore:
         if frame.written:
             self._n_entries -= 1
             self._policy.remove(key)
+            self._pins.went(key, frame.charge, frame.parent)
         frame.removed = True
         if not frame.readers:
             self._release(frame)

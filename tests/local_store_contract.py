@@ -1,11 +1,13 @@
-"""What the stores of one machine promise besides `StoreContract`: who is told of evictions, and quotas, in any history.
+"""What the stores of one machine promise besides `StoreContract`: who is told of evictions, quotas and pins.
 
 A subclass has `new_local`, parametrized by policies where it likes.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar, Protocol
 
@@ -181,3 +183,157 @@ class LocalStoreContract:
             assert store.write(key, [frame_of(key, 20_000)], FrameInfo(tenant="a")) is True
         assert store.contains(theirs) == 12
         assert set(told) < set(mine)
+
+    # --- pins ----------------------------------------------------------------------------------------------
+
+    def test_a_pinned_frame_stays_until_it_is_unpinned(self, make: NewLocal) -> None:
+        store = make(self.small)
+        key = chunk_key("pinned")
+        assert store.pin(key) is False, "it is not here"
+        store.unpin(key)
+        assert store.write(key, [frame_of(key, 20_000)], ALONE) is True
+        assert store.pin(key) is True
+        assert store.pin(key) is True
+        churn(store, 60)
+        store.unpin(key)
+        churn(store, 60)
+        assert read(store, key, 20_000) == frame_of(key, 20_000)
+        store.unpin(key)
+        store.unpin(key)
+        assert_nothing_is_pinned(store)
+
+    def test_what_comes_before_a_pinned_frame_stays_too(self, make: NewLocal) -> None:
+        store = make(self.small)
+        chain = write_chain(store, 6)
+        assert store.pin(chain[3]) is True
+        churn(store, 200)
+        assert store.contains(chain) >= 4
+        assert store.remove(chain[3]) is True, "whoever asks for it is obeyed"
+        store.unpin(chain[3])
+        assert_nothing_is_pinned(store)
+
+    def test_no_more_than_half_of_it_is_pinned(self, make: NewLocal) -> None:
+        store = make(self.small)
+        chain = write_chain(store, 30)
+        assert store.pin(chain[-1]) is False, "it would pin all of the chain"
+        pinned = [key for key in chain if store.pin(key)]
+        assert self.small / 4 < 20_000 * len(pinned) <= self.small / 2
+        assert pinned == chain[: len(pinned)]
+        churn(store, 100)
+        assert store.contains(pinned) == len(pinned)
+        alone = chunk_key("alone")
+        assert store.write(alone, [frame_of(alone, 20_000)], ALONE) is True
+        assert store.pin(alone) is False
+        assert store.remove(pinned[-1]) is True
+        assert store.pin(alone) is True, "what is removed is pinned no longer"
+        churn(store, 100)
+        assert store.contains([alone, *pinned[:-1]]) == len(pinned)
+        for key in (alone, *pinned):
+            store.unpin(key)
+        assert_nothing_is_pinned(store)
+
+    def test_what_comes_late_before_a_pinned_frame_counts(self, make: NewLocal) -> None:
+        store = make(self.small)
+        keys = [chunk_key(number) for number in range(30)]
+        assert store.write(keys[0], [frame_of(keys[0], 20_000)], FrameInfo(parent=keys[1])) is True
+        assert store.pin(keys[0]) is True
+        late = [
+            key
+            for key, parent in itertools.pairwise(keys)
+            if store.write(key, [frame_of(key, 20_000)], FrameInfo(parent=parent))
+        ]
+        # The first one that may not come: what is behind it is nobody's ancestor yet.
+        held = next(at for at, key in enumerate(keys[1:]) if key not in late)
+        assert self.small / 4 < 20_000 * (held + 1) <= self.small / 2
+        churn(store, 100)
+        assert store.contains(keys[: held + 1]) == held + 1
+
+    def test_no_history_evicts_what_is_pinned(self, make: NewLocal) -> None:
+        @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+        @given(PINNING)
+        def holds(history: list[tuple[str, int, int, int]]) -> None:
+            store = make(self.small // 4)
+            pinned = Pinned(store)
+            for name, number, size, before in history:
+                pinned.do(name, number, size, before)
+                held = pinned.held()
+                assert store.contains(held) == len(held)
+                assert sum(pinned.sizes[key] for key in held) <= self.small // 8
+            pinned.end()
+            assert_nothing_is_pinned(store)
+            store.close()
+
+        holds()
+
+
+PINNING = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "write", "write", "pin", "pin", "unpin", "remove"]),
+        st.integers(0, 19),
+        st.sampled_from([64, 4_096, 20_000, 50_001]),
+        st.integers(-5, 18),
+    ),
+    max_size=80,
+)
+
+
+class Pinned:
+    """A store, and what must be in it for somebody wants it to."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self.store = store
+        self.keys = [chunk_key(number) for number in range(20)]
+        self.sizes: dict[ChunkKey, int] = {}
+        self.parents: dict[ChunkKey, ChunkKey | None] = {}
+        self.pins: Counter[ChunkKey] = Counter()
+
+    def do(self, name: str, number: int, size: int, before: int) -> None:
+        key = self.keys[number]
+        if name == "write":
+            parent = self.keys[before] if 0 <= before < number else None
+            if self.store.write(key, [frame_of(key, size)], FrameInfo(parent=parent)):
+                self.sizes[key], self.parents[key] = size, parent
+        elif name == "pin":
+            self.pins[key] += self.store.pin(key)
+        elif name == "unpin":
+            self.store.unpin(key)
+            self.pins[key] -= self.pins[key] > 0
+        elif self.store.remove(key):
+            del self.pins[key]
+
+    def held(self) -> list[ChunkKey]:
+        """All that are pinned, and what is here before them."""
+        held = set(self.pins.elements())
+        for key in list(held):
+            above = self.parents[key]
+            while above is not None and self.store.contains([above]):
+                held.add(above)
+                above = self.parents[above]
+        return sorted(held)
+
+    def end(self) -> None:
+        for key in self.pins.elements():
+            self.store.unpin(key)
+
+
+def write_chain(store: LocalStore, length: int) -> list[ChunkKey]:
+    keys = [chunk_key(("chain", number)) for number in range(length)]
+    for parent, key in zip([None, *keys], keys, strict=False):
+        assert store.write(key, [frame_of(key, 20_000)], FrameInfo(parent=parent, n_tokens=16)) is True
+    return keys
+
+
+def churn(store: LocalStore, n_frames: int) -> None:
+    """Frames that want room; each is read twice, lest a policy takes them for less than what is here."""
+    for number in range(n_frames):
+        key = chunk_key(("churn", number))
+        store.remove(key)
+        assert store.write(key, [frame_of(key, 20_000)], FrameInfo(n_tokens=100)) is True
+        for _ in range(2):
+            assert read(store, key, 20_000) is not None
+
+
+def assert_nothing_is_pinned(store: LocalStore) -> None:
+    pins = store._pins if isinstance(store, MemoryStore) else store._room._pins
+    assert (pins.bytes, pins._held, pins._pins) == (0, {}, {})
+    assert len(store._policy.victims(1 << 40, 1e12)) == store.stats().entries

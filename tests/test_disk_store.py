@@ -344,6 +344,26 @@ def test_the_directory_stays_within_its_bound(tmp_path: Path, *, punch_holes: bo
     holds()
 
 
+def test_nothing_is_pinned_where_whole_segments_go(opened: Opener) -> None:
+    store = opened(punch_holes=False)
+    write(store, chunk_key(1))
+    assert store.pin(chunk_key(1)) is False
+    store.unpin(chunk_key(1))
+
+
+def test_pins_end_with_the_store(opened: Opener) -> None:
+    store, keys = opened(), [chunk_key(number) for number in range(60)]
+    write(store, keys[0])
+    assert store.pin(keys[0]) is True
+    store.close()
+    for call in store.pin, store.unpin:
+        with pytest.raises(StoreError, match="closed"):
+            call(keys[0])
+    store = opened()
+    write(store, *keys[1:])
+    assert kept(store, keys[:1]) == []
+
+
 # --- threads -----------------------------------------------------------------------------------------------
 
 
