@@ -132,7 +132,9 @@ class MemoryStore:
         """See `Lender`. Pinned meanwhile; the views are of no use afterwards. `close` waits for it, as for a reader."""
         with self._open():
             frame = self._whole(key)
-            if frame is not None:
+            if frame is None:
+                pieces = []
+            else:
                 pieces = [piece.toreadonly() for piece in self._arena.memory(frame.extents, frame.length)]
                 self._pin(key, frame)
                 self._under_way += 1
