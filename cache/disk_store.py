@@ -391,8 +391,9 @@ class DiskStore:
         """Seal or delete it, if it is time to."""
         with self._lock:
             todo = self._log.settle(segment)
-            records = sorted(segment.live.values(), key=lambda record: record.offset)
+            records = list(segment.live.values()) if todo is Next.SEAL else []
         if todo is Next.SEAL:
+            records.sort(key=lambda record: record.offset)
             self._seal(segment, records)
         elif todo is Next.DELETE:
             self._reclaim([Garbage(segment, None, segment.charge)])
