@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from math import inf, isfinite
 
-from policies.eviction_heap import RankHeap
+from policies.eviction_line import RecencyLine
 from policies.eviction_types import Entry, Key, Order, TenantName
 
 
@@ -36,7 +36,7 @@ class ChainedEviction:
         if min([*self._quotas.values(), self._default_quota]) < 0:
             raise ValueError("a quota below 0 bytes")
         self._ttl = inf if ttl is None else ttl
-        self._recency = RankHeap(_sequence) if ttl is not None else None
+        self._recency = RecencyLine() if ttl is not None else None
         self._make_order = make_order
         self._order = make_order()
         self._tenant_orders: dict[TenantName, Order] = {}
@@ -240,6 +240,8 @@ class ChainedEviction:
         entry.reach = entry.end
         for order in self._orders(entry):
             order.use(entry)
+        if self._recency is not None:
+            self._recency.used(entry)
 
     def _change(self, entry: Entry, size: int, cost: float) -> None:
         """Another size or cost may lower its rank: it is offered anew."""
@@ -298,7 +300,3 @@ class ChainedEviction:
             order.withdraw(entry)
         if self._recency is not None:
             self._recency.discard(entry)
-
-
-def _sequence(entry: Entry) -> float:
-    return entry.seq

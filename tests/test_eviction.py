@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from policies.eviction import EVICTION_POLICIES, EvictionPolicy, make_eviction
 from policies.eviction_chains import ChainedEviction
+from policies.eviction_line import RecencyLine
 from policies.eviction_queues import S3FifoOrder
+from policies.eviction_types import Entry
 
 NAMES = sorted(EVICTION_POLICIES)
 QUOTAS = {"a": 40, "b": 0}
@@ -520,3 +522,47 @@ def test_a_victim_among_many_costs_hardly_more(name: str, tenant: str | None) ->
         return calls(turn)
 
     assert cost(8_000) < 3 * cost(250), "logarithmic at most"
+
+
+@pytest.mark.parametrize("name", ["hit_density", "lru", "lru_ttl", "tail_lru"])
+def test_the_first_victim_after_many_uses_costs_no_more(name: str) -> None:
+    def cost(n_entries: int) -> int:
+        policy = make_eviction(name)
+        for number in range(n_entries):
+            policy.admit(b"%d" % number, 10, 0.0, parent=None, tenant="a", cost=16.0)
+        for number in range(1, n_entries):
+            policy.touch(b"%d" % number, 1.0)
+        assert policy.victims(10, 2.0) == [b"0"]
+        policy.remove(b"0")
+        return calls(lambda: policy.victims(10, 2.0))
+
+    assert cost(4_000) == cost(250)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["push", "push late", "use", "discard", "pin"]), st.integers(0, 9)), max_size=80)
+)
+def test_a_line_is_in_the_order_of_use(todo: list[tuple[str, int]]) -> None:
+    line, offered = RecencyLine(), set[Entry]()
+    entries = [Entry(key(number), 1, None, "", 1.0) for number in range(10)]
+    for number, entry in enumerate(entries):
+        entry.seq = number - 10
+    for seq, (what, number) in enumerate(todo, 1):
+        entry = entries[number]
+        if what == "use":
+            entry.seq = seq
+            line.used(entry)
+        elif what == "pin":
+            entry.pins ^= 1
+        elif what == "discard":
+            line.discard(entry)
+            offered.discard(entry)
+        elif not entry.pins:
+            if what == "push" and entry not in line:
+                entry.seq = seq
+            line.push(entry)
+            offered.add(entry)
+        free = [one for one in offered if not one.pins]
+        assert line.lowest() is min(free, key=lambda one: one.seq, default=None)
+        assert all(one in line for one in free)
+        offered &= {one for one in offered if one in line}
