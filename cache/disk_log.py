@@ -59,6 +59,8 @@ class Garbage:
     record: Record | None
     bytes: int
     """What that will free."""
+    lost: ChunkKey | None = None
+    """Its frame was evicted or damaged: nobody asked for it to go."""
 
 
 class Next(Enum):

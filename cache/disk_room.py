@@ -4,11 +4,14 @@ touched.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cache import disk_segment as fmt
 from cache.disk_log import RECORD_OVERHEAD, SEGMENT_OVERHEAD, STORE_OVERHEAD, Garbage, Log, Next, Segment
-from cache.disk_order import EvictionPolicy
 from cache.disk_segment import Record
+from cache.frame_pins import FramePins
 from cache.store import ChunkKey
+from policies.eviction import EvictionPolicy
 
 _GROW = 8
 """After the file system was full, the store grows again by this part of what it writes."""
@@ -22,13 +25,29 @@ class Room:
         self._policy = policy
         self._capacity = self._limit = capacity
         self._tenant_bytes = tenant_bytes
+        # Where whole segments go a small pin could hold a large one: there are none.
+        self._pins = FramePins(capacity // 2 if log.by_record else -1, self._extent_of)
         self.evictions = 0
 
-    def can_ever_hold(self, length: int) -> bool:
-        """Whether a frame of that many bytes fits at all."""
+    def can_hold(self, key: ChunkKey, length: int, parent: ChunkKey | None) -> bool:
+        """Whether a frame of that many bytes fits, whoever makes room for it."""
         extent = fmt.extent(length)
         alone = STORE_OVERHEAD + SEGMENT_OVERHEAD + RECORD_OVERHEAD + extent
-        return alone <= self._capacity and (self._tenant_bytes is None or extent <= self._tenant_bytes)
+        if alone > self._capacity or (self._tenant_bytes is not None and extent > self._tenant_bytes):
+            return False
+        return self._pins.allows(key, extent, parent)
+
+    def pin(self, key: ChunkKey) -> bool:
+        """Never evict it, nor those before it; False where it is not here, or would be more than half of the room."""
+        if not self._pins.pin(key):
+            return False
+        self._policy.pin(key)
+        return True
+
+    def unpin(self, key: ChunkKey) -> None:
+        """Take one `pin` back, if there is one."""
+        if self._pins.unpin(key):
+            self._policy.unpin(key)
 
     def tell(self, record: Record, now: float) -> None:
         """It is there: the policy counts it."""
@@ -40,25 +59,25 @@ class Room:
         """Drop what must go for it. It and those before it are pinned until `wrote` or `refuse`."""
         self.tell(record, now)
         self._policy.pin(record.key)
-        garbage: list[Garbage] = []
-        while (short := self._over_bound(record, garbage)) > 0:
+        garbage = self._drop_own(record.tenant, now)
+        # Above its quota even now, it is not kept: nobody else goes for it.
+        while self._over_quota(record.tenant) <= 0 and (short := self._over_bound(record, garbage)) > 0:
             dropped = self._drop_worst(short, now)
             if not dropped:
-                return garbage
+                break
             garbage += dropped
-        if (above := self._over_quota(record)) > 0:
-            garbage += self._drop_own(record, above, now)
         return garbage
 
     def fits(self, record: Record, garbage: list[Garbage]) -> bool:
         """Whether there is room for it, once `garbage` is given back."""
-        return self._over_bound(record, garbage) <= 0 and self._over_quota(record) <= 0
+        return self._over_bound(record, garbage) <= 0 and self._over_quota(record.tenant) <= 0
 
     def wrote(self, segment: Segment, record: Record) -> None:
         """It is written."""
         segment.pending -= 1
         self._log.publish(segment, record)
         self._policy.unpin(record.key)
+        self._pins.came(record.key)
         self._limit = min(self._capacity, self._limit + record.extent // _GROW)
 
     def refuse(self, key: ChunkKey) -> None:
@@ -76,19 +95,23 @@ class Room:
         return [self._log.waste(segment, record)]
 
     def shrink(self, garbage: list[Garbage], now: float) -> None:
-        """Drop what is above the bound, into `garbage`."""
+        """Drop what is above the bound or a tenant's quota, into `garbage`."""
+        for tenant in {record.tenant for record in self._log.index.values()}:
+            garbage += self._drop_own(tenant, now)
         while (above := self._log.bytes - sum(one.bytes for one in garbage) - self._limit) > 0:
             dropped = self._drop_worst(above, now)
             if not dropped:
                 return
             garbage += dropped
 
-    def drop(self, record: Record, *, evicted: bool = False) -> list[Garbage]:
-        """Forget one record."""
+    def drop(self, record: Record, *, evicted: bool = False, removed: bool = False) -> list[Garbage]:
+        """Forget one record; `removed`: as was asked for."""
         segment = self._log.segments[record.segment]
         self._policy.remove(record.key)
         self.evictions += evicted
-        return [self._log.drop(record), *self._deleted(segment)]
+        garbage = replace(self._log.drop(record), lost=None if removed else record.key)
+        self._pins.went(record.key, record.extent, record.parent)
+        return [garbage, *self._deleted(segment)]
 
     def drop_all(self, segment: Segment, *, evicted: bool = False) -> list[Garbage]:
         """Forget all of a segment; nothing more is written to it."""
@@ -96,14 +119,18 @@ class Room:
             self._log.roll()
         return [one for record in list(segment.live.values()) for one in self.drop(record, evicted=evicted)]
 
+    def _extent_of(self, key: ChunkKey) -> tuple[int, ChunkKey | None] | None:
+        record = self._log.index.get(key)
+        return None if record is None else (record.extent, record.parent)
+
     def _over_bound(self, record: Record, garbage: list[Garbage]) -> int:
         freed = sum(one.bytes for one in garbage)
         return self._log.bytes + self._log.cost(record.extent) - freed - self._limit
 
-    def _over_quota(self, record: Record) -> int:
+    def _over_quota(self, tenant: bytes) -> int:
         if self._tenant_bytes is None:
             return 0
-        return self._policy.bytes_of(record.tenant.hex()) - self._tenant_bytes
+        return self._policy.bytes_of(tenant.hex()) - self._tenant_bytes
 
     def _drop_worst(self, n_bytes: int, now: float) -> list[Garbage]:
         """Evict records of that size together, or a segment of them; nothing where nothing can go."""
@@ -122,15 +149,10 @@ class Room:
             garbage += self._deleted(active)
         return garbage
 
-    def _drop_own(self, record: Record, n_bytes: int, now: float) -> list[Garbage]:
-        """Evict of its tenant, which is above its quota, and of nobody else."""
-        garbage: list[Garbage] = []
-        for key in self._policy.victims(n_bytes, now):
-            victim = self._log.index.get(ChunkKey(key))
-            if victim is None or victim.tenant != record.tenant:
-                break
-            garbage += self.drop(victim, evicted=True)
-        return garbage
+    def _drop_own(self, tenant: bytes, now: float) -> list[Garbage]:
+        """Evict of this tenant what is above its quota, and of nobody else."""
+        named = self._policy.victims(self._over_quota(tenant), now, tenant=tenant.hex())
+        return [one for key in named for one in self.drop(self._log.index[ChunkKey(key)], evicted=True)]
 
     def _evict_segment(self, segment: Segment) -> list[Garbage]:
         if segment.pending:

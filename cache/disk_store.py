@@ -40,10 +40,11 @@ from cache.disk_files import (
 )  # fmt: skip
 from cache.disk_load import load
 from cache.disk_log import Garbage, Log, Next, Segment
-from cache.disk_order import EvictionPolicy, TailFirstLru
 from cache.disk_room import Room
 from cache.disk_segment import Record
+from cache.eviction_news import Evicted, EvictionNews
 from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
+from policies.eviction import EvictionPolicy, make_eviction
 from policies.types import Tier
 
 DEFAULT_SEGMENT_BYTES: Final = 128 << 20
@@ -63,16 +64,24 @@ class DiskStore:
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         tenant_bytes: int | None = None,
         policy: EvictionPolicy | None = None,
+        evicted: Evicted | None = None,
         clock: Callable[[], float] = time.monotonic,
         punch_holes: bool = True,
     ) -> None:
-        """`capacity`, `segment_bytes` and `tenant_bytes` (what one tenant may have at most; a policy that is given
-        must have the same quota) in bytes. Segments of small stores are smaller, an eighth of the store. The policy
-        knows tenants by `disk_segment.tenant_digest` in hex: their names are not written down. The directory is made
-        where it is missing. Raises StoreError: it cannot be used, or another store has it open.
+        """`capacity`, `segment_bytes` and `tenant_bytes` (what one tenant may have at most) in bytes. Segments of small
+        stores are smaller, an eighth of the store.
+
+        `policy`: LRU unless one is given, which must have been told the same quota; it knows tenants by
+        `disk_segment.tenant_digest` in hex, for their names are not written down.
+
+        `evicted` is told of frames that made room, that proved damaged, or whose file was gone; not of those that are
+        not found, or do not fit, when the store is opened.
+
+        The directory is made where it is missing. Raises StoreError: it cannot be used, or another store has it open.
         """
         self._capacity = capacity
-        self._policy = policy if policy is not None else TailFirstLru(tenant_bytes=tenant_bytes)
+        self._policy = policy if policy is not None else make_eviction("lru", default_quota=tenant_bytes)
+        self._news = EvictionNews(None)  # while it is opened
         self._clock = clock
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -95,6 +104,7 @@ class DiskStore:
             if isinstance(error, OSError):
                 raise _unusable(directory, error) from error
             raise
+        self._news = EvictionNews(evicted)
 
     @property
     def tier(self) -> Tier:
@@ -139,7 +149,8 @@ class DiskStore:
         length = sum(map(len, pieces))
         with self._using():
             with self._lock:
-                if key in self._log.index or key in self._writing or not self._room.can_ever_hold(length):
+                known = key in self._log.index or key in self._writing
+                if known or not self._room.can_hold(key, length, info.parent):
                     return False
                 self._writing.add(key)
             try:
@@ -159,7 +170,22 @@ class DiskStore:
         with self._using():
             with self._lock:
                 record = self._log.index.get(key)
-            return record is not None and self._forget(record)
+            return record is not None and self._forget(record, removed=True)
+
+    def pin(self, key: ChunkKey) -> bool:
+        """Never evict it, nor those before it in its chain, until as many `unpin`, `remove`, or `close`. False where
+        it is not here, where more than half of the capacity would be pinned, or where the file system knows no holes.
+        Raises StoreError where the store is closed.
+        """
+        with self._lock:
+            self._check_open()
+            return self._room.pin(key)
+
+    def unpin(self, key: ChunkKey) -> None:
+        """Take one `pin` back; nothing happens where there is none. Raises StoreError where the store is closed."""
+        with self._lock:
+            self._check_open()
+            self._room.unpin(key)
 
     def flush(self) -> None:
         """Make what was written so far survive a crash of the machine. Raises StoreError."""
@@ -239,11 +265,16 @@ class DiskStore:
             return gone
 
     def _append(self, draft: Record, pieces: Sequence[Buffer]) -> bool:
-        with self._lock:
-            garbage = self._room.admit(draft, self._clock())
-            placed = self._place(draft, garbage)
+        garbage: list[Garbage] = []
+        placed = None
+        try:
+            with self._lock:
+                garbage += self._room.admit(draft, self._clock())
+                placed = self._place(draft, garbage)
+        finally:
+            if placed is None:
+                self._reclaim(garbage)
         if placed is None:
-            self._reclaim(garbage)
             return False
         segment, record, paid = placed
         try:
@@ -277,11 +308,11 @@ class DiskStore:
         elif error.errno == errno.EIO:
             self._forget(record)
 
-    def _forget(self, record: Record) -> bool:
+    def _forget(self, record: Record, *, removed: bool = False) -> bool:
         with self._lock:
             if self._log.index.get(record.key) is not record:
                 return False
-            garbage = self._room.drop(record)
+            garbage = self._room.drop(record, removed=removed)
         self._reclaim(garbage, lasting=True)
         return True
 
@@ -295,30 +326,28 @@ class DiskStore:
                 self._room.refuse(draft.key)
                 return None
             if self._log.active is None:
-                self._open_segment()
-        except OSError:
+                self._open_segment(garbage)
+        except BaseException:
             self._room.refuse(draft.key)
             raise
         segment, offset = self._log.place(draft.extent, paid)
         return segment, replace(draft, segment=segment.number, offset=offset), paid
 
-    def _open_segment(self) -> None:
+    def _open_segment(self, garbage: list[Garbage]) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         try:
             fd = self._directory.open(segment_name(self._log.next_number), flags)
         except FileNotFoundError:
-            self._begin_anew()
+            garbage += self._begin_anew()
             fd = self._directory.open(segment_name(self._log.next_number), flags)
         self._log.open_segment().fd = fd
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self) -> list[Garbage]:
         """The directory was deleted under us: make it again, and forget what was in it."""
         fresh = Directory(self._directory.path)
         self._retired.append(self._directory)
         self._directory = fresh
-        for segment in list(self._log.segments.values()):
-            for lost in self._room.drop_all(segment):
-                self._log.credit(lost.bytes)
+        return [lost for segment in list(self._log.segments.values()) for lost in self._room.drop_all(segment)]
 
     # --- files ---------------------------------------------------------------------------------------------
 
@@ -339,6 +368,7 @@ class DiskStore:
                     self._counts["errors"] += 1
         with self._lock:
             self._log.credit(freed - paid)
+        self._news.tell(one.lost for one in garbage if one.lost is not None)
 
     def _give_back(self, garbage: Garbage, *, lasting: bool) -> None:
         segment, record = garbage.segment, garbage.record
@@ -361,8 +391,9 @@ class DiskStore:
         """Seal or delete it, if it is time to."""
         with self._lock:
             todo = self._log.settle(segment)
-            records = sorted(segment.live.values(), key=lambda record: record.offset)
+            records = list(segment.live.values()) if todo is Next.SEAL else []
         if todo is Next.SEAL:
+            records.sort(key=lambda record: record.offset)
             self._seal(segment, records)
         elif todo is Next.DELETE:
             self._reclaim([Garbage(segment, None, segment.charge)])

@@ -7,7 +7,6 @@ used again only after the last copy has ended.
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,10 +14,13 @@ from threading import Condition
 from time import monotonic
 from typing import Final
 
+from cache.arena import Arena
 from cache.byte_pieces import copy_pieces, total_bytes
-from cache.chain_lru import ChainLru, EvictionPolicy
+from cache.eviction_news import Evicted, EvictionNews
 from cache.extents import Extent, Extents
+from cache.frame_pins import FramePins
 from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
+from policies.eviction import EvictionPolicy, make_eviction
 from policies.types import Tier
 
 PAGE_BYTES: Final = 1 << 16
@@ -31,19 +33,18 @@ EXTENT_BYTES: Final = 192
 """What one run of pages costs."""
 
 _CLOSE_SECONDS: Final = 5.0
-_MADV_POPULATE_WRITE: Final = 23
-"""madvise(2), Linux 5.14; Python has no name for it."""
 
 
 class _Frame:
     """Where a frame lies. The policy knows it while it is written and not removed."""
 
-    __slots__ = ("charge", "extents", "length", "readers", "removed", "tenant", "written")
+    __slots__ = ("charge", "extents", "length", "parent", "readers", "removed", "tenant", "written")
 
-    def __init__(self, length: int, extents: list[Extent], tenant: str, charge: int) -> None:
+    def __init__(self, length: int, extents: list[Extent], info: FrameInfo, charge: int) -> None:
         self.length = length
         self.extents = extents
-        self.tenant = tenant
+        self.parent = info.parent
+        self.tenant = info.tenant
         self.charge = charge
         self.written = False
         self.readers = 0
@@ -55,8 +56,9 @@ class MemoryStore:
 
     `capacity` bounds everything, the arena and what is kept to find frames in it; a store of less than one page holds
     nothing and is refused with ValueError. `tenant_bytes` is the most that one tenant may have; a tenant at its quota
-    makes room among its own frames. With `prefault` the memory is there before the first write instead of at it, and
-    `hugepages` asks for large pages. Raises StoreError where the memory cannot be had.
+    makes room among its own frames. `policy`: LRU unless one is given, which must have been told the same quota.
+    `evicted` is told of frames that made room. With `prefault` the memory is there before the first write instead of
+    at it, and `hugepages` asks for large pages. Raises StoreError where the memory cannot be had.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class MemoryStore:
         capacity: int,
         *,
         policy: EvictionPolicy | None = None,
+        evicted: Evicted | None = None,
         tenant_bytes: int | None = None,
         page_bytes: int = PAGE_BYTES,
         prefault: bool = True,
@@ -76,13 +79,16 @@ class MemoryStore:
             raise ValueError(f"capacity must be at least {page_bytes + ENTRY_BYTES + EXTENT_BYTES} bytes: {capacity}")
         self.capacity = capacity
         self._page_bytes = page_bytes
-        self._tenant_bytes = capacity if tenant_bytes is None else min(tenant_bytes, capacity)
+        self._tenant_bytes = tenant_bytes
         self._clock = clock
-        self._arena = _arena(n_pages * page_bytes, prefault=prefault, hugepages=hugepages)
-        self._view = memoryview(self._arena)
+        self._arena = Arena(n_pages, page_bytes, prefault=prefault, hugepages=hugepages)
         self._extents = Extents(n_pages)
-        self._policy: EvictionPolicy = ChainLru() if policy is None else policy
+        self._policy = make_eviction("lru", default_quota=tenant_bytes) if policy is None else policy
+        self._news = EvictionNews(evicted)
+        self._gone: list[ChunkKey] = []
+        """Evicted while the lock is held: whoever gives it up tells of them."""
         self._frames: dict[ChunkKey, _Frame] = {}
+        self._pins = FramePins(capacity // 2, self._charge_of)
         self._charged = 0
         self._by_tenant: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -99,18 +105,14 @@ class MemoryStore:
     def contains(self, keys: Sequence[ChunkKey]) -> int:
         """See `BlockStore`."""
         with self._open():
-            frames = self._frames
-            for count, key in enumerate(keys):
-                if (frame := frames.get(key)) is None or not frame.written:
-                    return count
-            return len(keys)
+            return next((at for at, key in enumerate(keys) if self._whole(key) is None), len(keys))
 
     def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
         """See `BlockStore`."""
         length = total_bytes(pieces)
         with self._open():
-            frame = self._frames.get(key)
-            if frame is None or not frame.written or frame.length != length:
+            frame = self._whole(key)
+            if frame is None or frame.length != length:
                 self._counts["misses"] += 1
                 return False
             self._counts["hits"] += 1
@@ -118,12 +120,36 @@ class MemoryStore:
             self._pin(key, frame)
             self._under_way += 1
         try:
-            copy_pieces(pieces, self._memory(frame))
+            copy_pieces(pieces, self._arena.memory(frame.extents, frame.length))
         finally:
             with self._lock:
                 self._unpin(key, frame)
                 self._finished()
         return True
+
+    @contextmanager
+    def lend(self, key: ChunkKey) -> Iterator[Sequence[memoryview] | None]:
+        """See `Lender`. Pinned meanwhile; the views are of no use afterwards. `close` waits for it, as for a reader."""
+        with self._open():
+            frame = self._whole(key)
+            if frame is None:
+                pieces = []
+            else:
+                pieces = [piece.toreadonly() for piece in self._arena.memory(frame.extents, frame.length)]
+                self._pin(key, frame)
+                self._under_way += 1
+        if frame is None:
+            yield None
+            return
+        try:
+            yield pieces
+        finally:
+            for piece in pieces:
+                with suppress(BufferError):  # somebody made something else of it, and keeps that
+                    piece.release()
+            with self._lock:
+                self._unpin(key, frame)
+                self._finished()
 
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
         """See `BlockStore`."""
@@ -138,11 +164,12 @@ class MemoryStore:
             if info.parent is not None and parent is not None:
                 self._pin(info.parent, parent)
             frame = self._reserve(key, length, info)
+            gone, self._gone = self._gone, []
             self._under_way += 1
         whole = False
         try:
             if frame is not None:
-                copy_pieces(self._memory(frame), pieces)
+                copy_pieces(self._arena.memory(frame.extents, frame.length), pieces)
                 whole = True
         finally:
             with self._lock:
@@ -151,6 +178,7 @@ class MemoryStore:
                 if info.parent is not None and parent is not None:
                     self._unpin(info.parent, parent)
                 self._finished()
+            self._news.tell(gone)
         return whole
 
     def remove(self, key: ChunkKey) -> bool:
@@ -161,6 +189,22 @@ class MemoryStore:
                 return False
             self._drop(key, frame)
             return True
+
+    def pin(self, key: ChunkKey) -> bool:
+        """Never evict it, nor those before it in its chain, until as many `unpin`, or `remove`. False where it is not
+        here, or more than half of the capacity would be pinned. Raises StoreError.
+        """
+        with self._open():
+            if not self._pins.pin(key):
+                return False
+            self._policy.pin(key)
+            return True
+
+    def unpin(self, key: ChunkKey) -> None:
+        """Take one `pin` back; nothing happens where there is none. Raises StoreError."""
+        with self._open():
+            if self._pins.unpin(key):
+                self._policy.unpin(key)
 
     def stats(self) -> StoreStats:
         """See `BlockStore`."""
@@ -179,8 +223,7 @@ class MemoryStore:
             self._n_entries = 0
             # With a copy still under way the memory is given back when that ends.
             if not self._under_way:
-                self._view.release()
-                self._arena.close()
+                self._arena.free()
 
     # --- with the lock held --------------------------------------------------------------------------------
 
@@ -193,8 +236,17 @@ class MemoryStore:
 
     def _finished(self) -> None:
         self._under_way -= 1
-        if self._closed:
+        if self._closed and not self._under_way:
+            self._arena.free()
             self._lock.notify_all()
+
+    def _charge_of(self, key: ChunkKey) -> tuple[int, ChunkKey | None] | None:
+        frame = self._whole(key)
+        return None if frame is None else (frame.charge, frame.parent)
+
+    def _whole(self, key: ChunkKey) -> _Frame | None:
+        frame = self._frames.get(key)
+        return frame if frame is not None and frame.written else None
 
     def _pin(self, key: ChunkKey, frame: _Frame) -> None:
         frame.readers += 1
@@ -214,43 +266,42 @@ class MemoryStore:
         n_pages = max(1, -(-length // self._page_bytes))
         # At worst each page is a run of its own.
         most = n_pages * (self._page_bytes + EXTENT_BYTES) + ENTRY_BYTES
-        if n_pages > self._extents.n_pages or most > self._tenant_bytes:
+        if n_pages > self._extents.n_pages or (self._tenant_bytes is not None and most > self._tenant_bytes):
+            return None
+        if not self._pins.allows(key, most, info.parent):
             return None
         extents = self._take(n_pages, most, info.tenant)
         if extents is None:
             return None
         charge = n_pages * self._page_bytes + ENTRY_BYTES + EXTENT_BYTES * len(extents)
-        frame = self._frames[key] = _Frame(length, extents, info.tenant, charge)
+        frame = self._frames[key] = _Frame(length, extents, info, charge)
         frame.readers = 1  # its writer: nobody else gets these pages before it is done
         self._charged += charge
         self._by_tenant[info.tenant] += charge
         return frame
 
     def _take(self, n_pages: int, most: int, tenant: str) -> list[Extent] | None:
-        over = self._by_tenant[tenant] + most - self._tenant_bytes
-        if over > 0 and not self._evict_own(over, tenant):
-            return None
+        if self._tenant_bytes is not None:
+            over = self._by_tenant[tenant] + most - self._tenant_bytes
+            if over > 0 and not self._evict_own(over, tenant):
+                return None
         missing = n_pages - self._extents.n_free
         if missing > 0 and not self._evict_any(missing):
             return None
         return self._extents.take(n_pages)
 
     def _evict_own(self, need_bytes: int, tenant: str) -> bool:
-        """Evict frames of one tenant; the policy's order is of all tenants, so it is asked for more and more of it."""
-        share = need_bytes
-        while True:
-            order = self._policy.victims(share, self._clock())
-            own, size = [], 0
-            for key in map(ChunkKey, order):
-                if size < need_bytes and self._frames[key].tenant == tenant:
-                    own.append(key)
-                    size += self._frames[key].charge
-            if size >= need_bytes:
-                self._evict(own)
-                return True
-            if share > self.capacity:
-                return False
-            share *= 8
+        """Evict frames of one tenant; nothing where that does not suffice."""
+        own, size = [], 0
+        for key in map(ChunkKey, self._policy.victims(need_bytes, self._clock(), tenant=tenant)):
+            if size >= need_bytes:  # the policy counts pages alone, and names more
+                break
+            own.append(key)
+            size += self._frames[key].charge
+        if size < need_bytes:
+            return False
+        self._evict(own)
+        return True
 
     def _evict_any(self, n_pages: int) -> bool:
         """Evict until as many pages are free; nothing where that cannot be reached, because the rest is in use."""
@@ -264,6 +315,7 @@ class MemoryStore:
         for key in keys:
             self._drop(key, self._frames[key])
         self._counts["evictions"] += len(keys)
+        self._gone += keys
 
     def _settle(self, key: ChunkKey, frame: _Frame, info: FrameInfo, *, whole: bool) -> None:
         """The writer is done: all can read the frame, unless it was removed meanwhile or is not whole."""
@@ -288,6 +340,7 @@ class MemoryStore:
             )
             for _ in range(frame.readers):
                 self._policy.pin(key)
+            self._pins.came(key)
 
     def _drop(self, key: ChunkKey, frame: _Frame) -> None:
         """Nobody finds it any more; its pages are free at once, or when those who copy it are done."""
@@ -295,6 +348,7 @@ class MemoryStore:
         if frame.written:
             self._n_entries -= 1
             self._policy.remove(key)
+            self._pins.went(key, frame.charge, frame.parent)
         frame.removed = True
         if not frame.readers:
             self._release(frame)
@@ -305,28 +359,3 @@ class MemoryStore:
         self._by_tenant[frame.tenant] -= frame.charge
         if not self._by_tenant[frame.tenant]:
             del self._by_tenant[frame.tenant]
-
-    # --- without it ----------------------------------------------------------------------------------------
-
-    def _memory(self, frame: _Frame) -> list[memoryview]:
-        """The frame's bytes, run by run; the last one goes to the end of its page."""
-        size, view = self._page_bytes, self._view
-        runs = [view[start * size : (start + n_pages) * size] for start, n_pages in frame.extents]
-        spare = sum(map(len, runs)) - frame.length
-        return [*runs[:-1], runs[-1][: len(runs[-1]) - spare]]
-
-
-def _arena(size: int, *, prefault: bool, hugepages: bool) -> mmap.mmap:
-    try:
-        arena = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise StoreError(f"no memory for an arena of {size} bytes") from error
-    if hugepages and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # advice: a kernel without large pages serves as well
-            arena.madvise(mmap.MADV_HUGEPAGE)
-    if prefault:
-        try:
-            arena.madvise(_MADV_POPULATE_WRITE)
-        except OSError:
-            arena[:: mmap.PAGESIZE] = bytes(-(-size // mmap.PAGESIZE))
-    return arena

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from math import inf, isfinite
 
-from policies.eviction_heap import RankHeap
+from policies.eviction_line import RecencyLine
 from policies.eviction_types import Entry, Key, Order, TenantName
 
 
@@ -36,7 +36,7 @@ class ChainedEviction:
         if min([*self._quotas.values(), self._default_quota]) < 0:
             raise ValueError("a quota below 0 bytes")
         self._ttl = inf if ttl is None else ttl
-        self._recency = RankHeap(_sequence) if ttl is not None else None
+        self._recency = RecencyLine() if ttl is not None else None
         self._make_order = make_order
         self._order = make_order()
         self._tenant_orders: dict[TenantName, Order] = {}
@@ -120,13 +120,14 @@ class ChainedEviction:
             if not entry.pins and not self._live.get(key):
                 self._offer(entry, due=False, since=entry.seq)
 
-    def victims(self, need_bytes: int, now: float) -> list[Key]:
+    def victims(self, need_bytes: int, now: float, *, tenant: TenantName | None = None) -> list[Key]:
         """See `EvictionPolicy.victims`."""
         self._reprieve()
         named: list[Key] = []
         freed = 0
         gone: dict[TenantName, int] = {}
-        for entry in self._in_turn(gone, now) if need_bytes > 0 else ():
+        in_turn = self._in_turn(gone, now) if tenant is None else self._own(tenant, now)
+        for entry in in_turn if need_bytes > 0 else ():
             self._condemn(entry)
             named.append(entry.key)
             gone[entry.tenant] = gone.get(entry.tenant, 0) + entry.size
@@ -163,6 +164,12 @@ class ChainedEviction:
             if before is not None and before.tenant != chosen.tenant:  # it may have stood in its tenant's way
                 tenants = iter(self._above_quota)
                 tenant = next(tenants, None)
+
+    def _own(self, tenant: TenantName, now: float) -> Iterator[Entry]:
+        """The same of one tenant, as far as it has an order."""
+        order = self._tenant_orders.get(tenant)
+        while order is not None and (chosen := order.choose(now)) is not None:
+            yield chosen
 
     def _outlived(self, now: float) -> Entry | None:
         oldest = self._recency.lowest() if self._recency else None
@@ -233,6 +240,8 @@ class ChainedEviction:
         entry.reach = entry.end
         for order in self._orders(entry):
             order.use(entry)
+        if self._recency is not None:
+            self._recency.used(entry)
 
     def _change(self, entry: Entry, size: int, cost: float) -> None:
         """Another size or cost may lower its rank: it is offered anew."""
@@ -291,7 +300,3 @@ class ChainedEviction:
             order.withdraw(entry)
         if self._recency is not None:
             self._recency.discard(entry)
-
-
-def _sequence(entry: Entry) -> float:
-    return entry.seq

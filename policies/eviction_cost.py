@@ -7,7 +7,7 @@ from math import log2
 from typing import Final
 
 from policies.eviction_heap import RankHeap
-from policies.eviction_recency import last_use
+from policies.eviction_line import RecencyLine
 from policies.eviction_types import Entry, Key, Order
 
 
@@ -103,8 +103,8 @@ class HitDensityOrder(Order):
     def __init__(self) -> None:
         n_classes = _HIT_CLASSES * _DEPTH_CLASSES
         self._ages = [_Ages() for _ in range(n_classes)]
-        self._heaps = [RankHeap(last_use) for _ in range(n_classes)]
-        self._offered: dict[Entry, int] = {}  # the class whose heap it is in
+        self._lines = [RecencyLine() for _ in range(n_classes)]
+        self._offered: dict[Entry, int] = {}  # the class whose line it is in
         self._last_used: dict[Entry, float] = {}
         self._ghosts: OrderedDict[Key, tuple[int, float]] = OrderedDict()
         self._events = 0
@@ -136,19 +136,19 @@ class HitDensityOrder(Order):
 
     def offer(self, entry: Entry, *, due: bool, since: int) -> None:  # noqa: ARG002 - as `Order` has it
         """It goes into the class that it has now."""
-        self._heaps[self._offered.setdefault(entry, _class(entry, entry.hits))].push(entry)
+        self._lines[self._offered.setdefault(entry, _class(entry, entry.hits))].push(entry)
 
     def withdraw(self, entry: Entry) -> None:
         """See `Order.withdraw`."""
         kind = self._offered.pop(entry, None)
         if kind is not None:
-            self._heaps[kind].discard(entry)
+            self._lines[kind].discard(entry)
 
     def choose(self, now: float) -> Entry | None:
         """Looks at the oldest one of each class."""
         chosen, least = None, 0.0
-        for heap, ages in zip(self._heaps, self._ages, strict=True):
-            entry = heap.lowest()
+        for line, ages in zip(self._lines, self._ages, strict=True):
+            entry = line.lowest()
             if entry is None:
                 continue
             worth = ages.density[age_class(now - entry.used)] * entry.cost / entry.size

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from policies.eviction_heap import RankHeap
+from policies.eviction_line import RecencyLine
 from policies.eviction_types import Entry, Order
-
-
-def last_use(entry: Entry) -> float:
-    """The rank of an entry under LRU."""
-    return entry.seq
 
 
 class LruOrder(Order):
     """Least recently used first."""
 
     def __init__(self) -> None:
-        self._heap = RankHeap(last_use)
+        self._line = RecencyLine()
+
+    def use(self, entry: Entry) -> None:
+        """See `Order.use`."""
+        self._line.used(entry)
 
     def offer(self, entry: Entry, *, due: bool, since: int) -> None:  # noqa: ARG002 - as `Order` has it
         """It goes where its last use puts it."""
-        self._heap.push(entry)
+        self._line.push(entry)
 
     def withdraw(self, entry: Entry) -> None:
         """See `Order.withdraw`."""
-        self._heap.discard(entry)
+        self._line.discard(entry)
 
     def choose(self, now: float) -> Entry | None:  # noqa: ARG002 - as `Order` has it
         """See `Order.choose`."""
-        return self._heap.lowest()
+        return self._line.lowest()
 
 
 class TailLruOrder(Order):
@@ -49,8 +48,8 @@ class TailLruOrder(Order):
     def __init__(self, threshold: float, next_turn: float = 0.0, haste: float = 4.0) -> None:
         self._spare = threshold - next_turn
         self._haste = haste
-        self._safe = RankHeap(last_use)
-        self._rest = RankHeap(last_use)
+        self._safe = RecencyLine()
+        self._rest = RecencyLine()
 
     def offer(self, entry: Entry, *, due: bool, since: int) -> None:  # noqa: ARG002 - as `Order` has it
         """It goes among those that can go, or among the rest."""
@@ -61,6 +60,7 @@ class TailLruOrder(Order):
 
     def use(self, entry: Entry) -> None:
         """What was lost behind it was not asked for, or comes back."""
+        self._safe.used(entry)
         if entry in self._rest:
             self._rest.discard(entry)
             self.offer(entry, due=False, since=entry.seq)

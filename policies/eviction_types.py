@@ -32,11 +32,12 @@ class EvictionPolicy(Protocol):
         """It is gone, pinned or not. Nothing happens where it is not here."""
         ...
 
-    def victims(self, need_bytes: int, now: float) -> list[Key]:
+    def victims(self, need_bytes: int, now: float, *, tenant: TenantName | None = None) -> list[Key]:
         """Who goes, in this order, to free `need_bytes`; fewer bytes where there is no more to take. They stay until
         `remove`. Never a pinned one, nor one that a pinned one descends from. Expired ones come first, then those of
-        tenants above their quota as far as they are above it, then the policy's choice. Linear in its answer,
-        amortised. Queues age by being asked, so that another answer may have another order.
+        tenants above their quota as far as they are above it, then the policy's choice; with a `tenant` its own alone,
+        by the policy's choice, and none where it has no quota. Linear in its answer, amortised. Queues age by being
+        asked, so that another answer may have another order.
         """
         ...
 

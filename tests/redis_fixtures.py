@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,21 +17,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.ports import free_port
+
 needs_redis = pytest.mark.skipif(
     shutil.which("redis-server") is None, reason="redis-server is missing: sudo apt-get install redis-server"
 )
-
-
-def free_ports(n: int, *, highest: int = 65535) -> list[int]:
-    """Ports that were free a moment ago."""
-    with contextlib.ExitStack() as held:
-        ports: list[int] = []
-        while len(ports) < n:
-            probe = held.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            if (port := probe.getsockname()[1]) <= highest:
-                ports.append(port)
-        return ports
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
@@ -74,7 +63,7 @@ class RedisServer:
         `answers` it need not be ready yet.
         """
         for _ in range(20):
-            port = self.port or free_ports(1, highest=50_000 if "--cluster-enabled" in self._options else 65535)[0]
+            port = self.port or free_port()
             if self._starts(port, options, answers=answers):
                 self.port = port
                 return

@@ -17,10 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cache.disk_files import segment_name
 from cache.disk_segment import HEADER_SIZE, extent
 from cache.disk_store import DiskStore
+from cache.eviction_news import Evicted
 from cache.store import ChunkKey, FrameInfo, StoreError
+from policies.eviction import EVICTION_POLICIES, make_eviction
 from policies.types import Tier
+from tests.local_store_contract import LocalStoreContract, NewLocal
 from tests.store_contract import ALONE, NewStore, StoreContract, chunk_key, frame_of, in_threads, is_whole, read
 
 ROOT = Path(__file__).parent.parent
@@ -53,12 +57,27 @@ class TestDiskStore(StoreContract):
     has_quotas: ClassVar[bool] = True
     examples: ClassVar[int] = 25
 
-    @pytest.fixture
-    def new_store(self, tmp_path: Path) -> NewStore:
+    @pytest.fixture(params=sorted(EVICTION_POLICIES))
+    def new_store(self, tmp_path: Path, request: pytest.FixtureRequest) -> NewStore:
         numbers = itertools.count()
 
         def new(capacity: int, tenant_bytes: int | None = None) -> DiskStore:
-            return DiskStore(tmp_path / str(next(numbers)), capacity=capacity, tenant_bytes=tenant_bytes)
+            policy = make_eviction(request.param, default_quota=tenant_bytes)
+            path = tmp_path / str(next(numbers))
+            return DiskStore(path, capacity=capacity, policy=policy, tenant_bytes=tenant_bytes)
+
+        return new
+
+
+class TestDiskStoreOfOneMachine(LocalStoreContract):
+    @pytest.fixture(params=sorted(EVICTION_POLICIES))
+    def new_local(self, tmp_path: Path, request: pytest.FixtureRequest) -> NewLocal:
+        numbers = itertools.count()
+
+        def new(capacity: int, *, tenant_bytes: int | None = None, evicted: Evicted | None = None) -> DiskStore:
+            policy = make_eviction(request.param, default_quota=tenant_bytes)
+            path = tmp_path / str(next(numbers))
+            return DiskStore(path, capacity=capacity, policy=policy, tenant_bytes=tenant_bytes, evicted=evicted)
 
         return new
 
@@ -218,6 +237,19 @@ def test_quotas_hold_when_it_is_opened_again(opened: Opener) -> None:
     assert len(kept(store, [*mine, *more])) == 200_000 // extent(20_000)
 
 
+def test_a_smaller_quota_holds_from_the_beginning(opened: Opener) -> None:
+    store = opened()
+    mine, theirs = ([chunk_key((name, number)) for number in range(8)] for name in "ab")
+    for key in (*mine, *theirs):
+        assert store.write(key, [frame_of(key, 20_000)], FrameInfo(tenant="a" if key in mine else "b"))
+    store.close()
+    told: list[ChunkKey] = []
+    store = opened(tenant_bytes=5 * extent(20_000), evicted=told.append)
+    assert kept(store, mine) == mine[3:]
+    assert kept(store, theirs) == theirs[3:]
+    assert told == [], "nobody has seen them here"
+
+
 def test_what_was_not_closed_is_scanned(opened: Opener, path: Path, tmp_path: Path) -> None:
     store = opened()
     keys = [chunk_key(number) for number in range(30)]
@@ -312,6 +344,26 @@ def test_the_directory_stays_within_its_bound(tmp_path: Path, *, punch_holes: bo
     holds()
 
 
+def test_nothing_is_pinned_where_whole_segments_go(opened: Opener) -> None:
+    store = opened(punch_holes=False)
+    write(store, chunk_key(1))
+    assert store.pin(chunk_key(1)) is False
+    store.unpin(chunk_key(1))
+
+
+def test_pins_end_with_the_store(opened: Opener) -> None:
+    store, keys = opened(), [chunk_key(number) for number in range(60)]
+    write(store, keys[0])
+    assert store.pin(keys[0]) is True
+    store.close()
+    for call in store.pin, store.unpin:
+        with pytest.raises(StoreError, match="closed"):
+            call(keys[0])
+    store = opened()
+    write(store, *keys[1:])
+    assert kept(store, keys[:1]) == []
+
+
 # --- threads -----------------------------------------------------------------------------------------------
 
 
@@ -381,7 +433,8 @@ def test_a_flush_closes_no_segment(opened: Opener, path: Path) -> None:
 
 
 def test_a_damaged_frame_is_told_and_forgotten(opened: Opener, path: Path) -> None:
-    store = opened()
+    told: list[ChunkKey] = []
+    store = opened(evicted=told.append)
     keys = [chunk_key(number) for number in range(3)]
     write(store, *keys)
     with files(path, "seg")[0].open("r+b") as file:
@@ -389,6 +442,7 @@ def test_a_damaged_frame_is_told_and_forgotten(opened: Opener, path: Path) -> No
         file.write(b"?")
     with pytest.raises(StoreError, match="damaged"):
         read(store, keys[1], 20_000)
+    assert told == [keys[1]]
     assert kept(store, keys) == [keys[0], keys[2]]
     assert store.stats().errors == 1
     write(store, keys[1])
@@ -396,7 +450,8 @@ def test_a_damaged_frame_is_told_and_forgotten(opened: Opener, path: Path) -> No
 
 
 def test_a_directory_that_was_removed_is_made_anew(opened: Opener, path: Path) -> None:
-    store = opened()
+    told: list[ChunkKey] = []
+    store = opened(evicted=told.append)
     keys = [chunk_key(number) for number in range(20)]
     write(store, *keys)
     shutil.rmtree(path)
@@ -404,7 +459,10 @@ def test_a_directory_that_was_removed_is_made_anew(opened: Opener, path: Path) -
         read(store, keys[0], 20_000)
     with pytest.raises(StoreError, match="write"):
         store.write(chunk_key("more"), [b"x"], ALONE)
-    write(store, *keys)
+    for key in keys:
+        store.write(key, [frame_of(key, 20_000)], ALONE)
+    assert sorted(told) == sorted(keys)
+    write(store, *(key for key in keys if not store.contains([key])))
     assert kept(store, keys) == keys
     assert path.stat().st_mode & 0o777 == 0o700
     store._log.check()
@@ -414,7 +472,8 @@ def test_a_directory_that_was_removed_is_made_anew(opened: Opener, path: Path) -
 
 
 def test_a_segment_that_was_removed_costs_only_its_frames(opened: Opener, path: Path) -> None:
-    store = opened(segment_bytes=100_000)
+    told: list[ChunkKey] = []
+    store = opened(segment_bytes=100_000, evicted=told.append)
     keys = [chunk_key(number) for number in range(20)]
     write(store, *keys)
     files(path, "seg")[0].unlink()
@@ -422,8 +481,35 @@ def test_a_segment_that_was_removed_costs_only_its_frames(opened: Opener, path: 
         read(store, keys[0], 20_000)
     here = kept(store, keys)
     assert here == keys[-len(here) :]
+    assert told == keys[: -len(here)]
     assert 10 < len(here) < 20
     store._log.check()
+
+
+@pytest.mark.parametrize("punch_holes", [True, False])
+def test_space_is_given_back_though_no_file_can_be_opened(opened: Opener, path: Path, *, punch_holes: bool) -> None:
+    told: list[ChunkKey] = []
+    store = opened(segment_bytes=100_000, punch_holes=punch_holes, evicted=told.append)
+    keys = [chunk_key(number) for number in range(100)]
+    failed = 0
+    for at, key in enumerate(keys):
+        # Where the next segment would be there is something else, now and then.
+        obstacle = path / segment_name(store._log.next_number)
+        if at % 3 == 0:
+            obstacle.mkdir()
+        try:
+            store.write(key, [frame_of(key, 20_000)], ALONE)
+        except StoreError:
+            failed += 1
+        if at % 3 == 0:
+            obstacle.rmdir()
+        store._log.check()
+        assert on_disk(path) <= store.stats().bytes <= CAPACITY
+    assert failed > 5
+    assert len(told) == store.stats().evictions
+    for key in keys:
+        store.remove(key)
+    assert store.stats().bytes < 200_000, "nothing was lost from the books"
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 
 from policies.eviction import EVICTION_POLICIES, EvictionPolicy, make_eviction
 from policies.eviction_chains import ChainedEviction
+from policies.eviction_line import RecencyLine
 from policies.eviction_queues import S3FifoOrder
+from policies.eviction_types import Entry
 
 NAMES = sorted(EVICTION_POLICIES)
 QUOTAS = {"a": 40, "b": 0}
@@ -46,17 +50,21 @@ class Model:
         parents = {held.parent for held in left.values()}
         return {k for k, held in left.items() if k not in parents and not held.pins}
 
-    def check_victims(self, named: list[bytes], need: int, now: float) -> None:
+    def check_victims(self, named: list[bytes], need: int, now: float, tenant: str | None = None) -> None:
         freed = 0
         for count, victim in enumerate(named):
             gone = named[:count]
-            ends = self.ends(gone)
+            ends = self.of(tenant, self.ends(gone))
             assert victim in ends, "a parent before its child, a pinned one, a stranger, or twice the same"
             assert freed < need, "more than was asked for"
             first = self.outlived(ends, now) or self.above_quota(ends, gone) or ends
-            assert victim in first
+            assert victim in (first if tenant is None else ends)
             freed += self.here[victim].size
-        assert freed >= need or not self.ends(named), "there was more to take"
+        assert freed >= need or not self.of(tenant, self.ends(named)), "there was more to take"
+
+    def of(self, tenant: str | None, ends: set[bytes]) -> set[bytes]:
+        """Those of one tenant, if it has a quota; None: all."""
+        return {k for k in ends if tenant is None or (self.here[k].tenant == tenant and tenant in self.quotas)}
 
     def outlived(self, ends: set[bytes], now: float) -> set[bytes]:
         return {k for k in ends if self.ttl is not None and self.here[k].used + self.ttl < now}
@@ -79,6 +87,7 @@ operations = st.lists(
         st.tuples(st.just("grow"), keys, st.integers(1, 6), st.integers(1, 20), st.sampled_from("abc")),
         st.tuples(st.sampled_from(["touch", "pin", "unpin", "remove"]), keys),
         st.tuples(st.sampled_from(["ask", "evict", "evict some"]), st.integers(-5, 200)),
+        st.tuples(st.just("evict own"), st.integers(-5, 100), st.sampled_from("abc")),
         st.tuples(st.sampled_from(["expired", "expire"]), st.just(0)),
         st.tuples(st.just("wait"), st.integers(1, 40)),
     ),
@@ -106,6 +115,10 @@ class Subject:
                 named = self.policy.victims(need, self.now)
                 self.model.check_victims(named, need, self.now)
                 self.forget(named, what)
+            case ("evict own", int(need), str(tenant)):
+                named = self.policy.victims(need, self.now, tenant=tenant)
+                self.model.check_victims(named, need, self.now, tenant)
+                self.forget(named, "evict some")
             case ("expired" | "expire" as what, _):
                 named = self.policy.expired(self.now)
                 self.check_expired(named)
@@ -309,6 +322,18 @@ def test_tenants_pay_down_to_their_quota_first(name: str) -> None:
 
 
 @each_policy
+def test_a_tenant_pays_for_itself_alone(name: str) -> None:
+    policy = make_eviction(name, quotas={"a": 6}, ttl=10.0)
+    fill(policy, [1, 2, 3], now=0.0, tenant="b")
+    fill(policy, [11, 12, 13], now=5.0, tenant="a")
+    assert numbers(policy.victims(2, 20.0, tenant="a")) == [13, 12], "not those that have expired, nor only above 6"
+    assert numbers(policy.victims(9, 20.0, tenant="a")) == [13, 12, 11]
+    assert policy.victims(1, 20.0, tenant="b") == policy.victims(1, 20.0, tenant="nobody") == [], "it has no quota"
+    policy.pin(key(12))
+    assert numbers(policy.victims(9, 20.0, tenant="a")) == [13]
+
+
+@each_policy
 def test_with_a_time_to_live_the_unused_go_first(name: str) -> None:
     policy = make_eviction(name, ttl=10.0)
     fill(policy, [0, 1])
@@ -457,3 +482,87 @@ def _sessions(count: int) -> Iterator[list[int]]:
     """Four in five are never heard of again; of the others each comes ten times."""
     for number in range(count):
         yield [number] if number % 5 else [30_000 + number // 50]
+
+
+def calls(work: Callable[[], object]) -> int:
+    """Function calls that it takes: what it costs, whatever else the machine does."""
+    count = 0
+
+    def note(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in {"call", "c_call"}
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@each_policy
+@pytest.mark.parametrize("tenant", [None, "a"])
+def test_a_victim_among_many_costs_hardly_more(name: str, tenant: str | None) -> None:
+    def cost(n_chains: int) -> int:
+        policy = make_eviction(name, default_quota=1 << 40)
+
+        def put(number: int) -> None:
+            for place in range(4):
+                parent = b"%d %d" % (number, place - 1) if place else None
+                policy.admit(b"%d %d" % (number, place), 10, number, parent=parent, tenant="a", cost=16.0)
+
+        def turn() -> None:
+            for number in range(n_chains, n_chains + 100):
+                put(number)
+                for victim in policy.victims(40, number, tenant=tenant):
+                    policy.remove(victim)
+
+        for number in range(n_chains):
+            put(number)
+        return calls(turn)
+
+    assert cost(8_000) < 3 * cost(250), "logarithmic at most"
+
+
+@pytest.mark.parametrize("name", ["hit_density", "lru", "lru_ttl", "tail_lru"])
+def test_the_first_victim_after_many_uses_costs_no_more(name: str) -> None:
+    def cost(n_entries: int) -> int:
+        policy = make_eviction(name)
+        for number in range(n_entries):
+            policy.admit(b"%d" % number, 10, 0.0, parent=None, tenant="a", cost=16.0)
+        for number in range(1, n_entries):
+            policy.touch(b"%d" % number, 1.0)
+        assert policy.victims(10, 2.0) == [b"0"]
+        policy.remove(b"0")
+        return calls(lambda: policy.victims(10, 2.0))
+
+    assert cost(4_000) == cost(250)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["push", "push late", "use", "discard", "pin"]), st.integers(0, 9)), max_size=80)
+)
+def test_a_line_is_in_the_order_of_use(todo: list[tuple[str, int]]) -> None:
+    line, offered = RecencyLine(), set[Entry]()
+    entries = [Entry(key(number), 1, None, "", 1.0) for number in range(10)]
+    for number, entry in enumerate(entries):
+        entry.seq = number - 10
+    for seq, (what, number) in enumerate(todo, 1):
+        entry = entries[number]
+        if what == "use":
+            entry.seq = seq
+            line.used(entry)
+        elif what == "pin":
+            entry.pins ^= 1
+        elif what == "discard":
+            line.discard(entry)
+            offered.discard(entry)
+        elif not entry.pins:
+            if what == "push" and entry not in line:
+                entry.seq = seq
+            line.push(entry)
+            offered.add(entry)
+        free = [one for one in offered if not one.pins]
+        assert line.lowest() is min(free, key=lambda one: one.seq, default=None)
+        assert all(one in line for one in free)
+        offered &= {one for one in offered if one in line}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 import tracemalloc
@@ -11,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.chain_lru import ChainLru
+from cache.eviction_news import Evicted
 from cache.extents import Extent, Extents
 from cache.memory_store import ENTRY_BYTES, EXTENT_BYTES, PAGE_BYTES, MemoryStore
-from cache.store import ChunkKey, FrameInfo, StoreError
-from tests.store_contract import NewStore, StoreContract, chunk_key, cut, frame_of
+from cache.store import ChunkKey, FrameInfo, Lender, StoreError
+from policies.eviction import EVICTION_POLICIES, make_eviction
+from tests.local_store_contract import LocalStoreContract, NewLocal
+from tests.store_contract import NewStore, StoreContract, chunk_key, cut, frame_of, in_threads, is_whole
 
 PAGE = PAGE_BYTES + ENTRY_BYTES + EXTENT_BYTES
 """Of the capacity, for each page of the arena."""
@@ -24,9 +27,23 @@ PAGE = PAGE_BYTES + ENTRY_BYTES + EXTENT_BYTES
 class TestMemoryStore(StoreContract):
     has_quotas = True
 
-    @pytest.fixture
-    def new_store(self) -> NewStore:
-        return lambda capacity, tenant_bytes=None: MemoryStore(capacity, tenant_bytes=tenant_bytes, page_bytes=4_096)
+    @pytest.fixture(params=sorted(EVICTION_POLICIES))
+    def new_store(self, request: pytest.FixtureRequest) -> NewStore:
+        def new(capacity: int, tenant_bytes: int | None = None) -> MemoryStore:
+            policy = make_eviction(request.param, default_quota=tenant_bytes)
+            return MemoryStore(capacity, policy=policy, tenant_bytes=tenant_bytes, page_bytes=4_096)
+
+        return new
+
+
+class TestMemoryStoreOfOneMachine(LocalStoreContract):
+    @pytest.fixture(params=sorted(EVICTION_POLICIES))
+    def new_local(self, request: pytest.FixtureRequest) -> NewLocal:
+        def new(capacity: int, *, tenant_bytes: int | None = None, evicted: Evicted | None = None) -> MemoryStore:
+            policy = make_eviction(request.param, default_quota=tenant_bytes)
+            return MemoryStore(capacity, policy=policy, tenant_bytes=tenant_bytes, evicted=evicted, page_bytes=4_096)
+
+        return new
 
 
 @pytest.fixture
@@ -220,6 +237,138 @@ def test_memory_is_asked_for_in_several_ways(options: dict[str, bool]) -> None:
     store.close()
 
 
+# --- frames that are lent ----------------------------------------------------------------------------------
+
+
+def test_a_frame_is_read_where_it_lies() -> None:
+    store, key = MemoryStore(64 * PAGE), chunk_key("lent")
+    pages = [put(store, number) for number in range(64)]
+    for page in pages[::2]:
+        store.remove(page)
+    content = frame_of(key, 5 * PAGE_BYTES + 17)
+    assert store.write(key, [content], FrameInfo()) is True
+    before = store.stats()
+    with store.lend(key) as lent, store.lend(key) as again:
+        assert lent is not None
+        assert again is not None
+        assert b"".join(lent) == b"".join(again) == content
+        assert len(lent) == 6, "one for each run"
+        assert all(piece.readonly and piece.format == "B" for piece in lent)
+    assert store.stats() == before, "neither a hit nor a use"
+    with store.lend(chunk_key("nobody's")) as missing:
+        assert missing is None
+    assert store.stats() == before
+    with pytest.raises(ValueError, match="released"):
+        bytes(lent[0])
+    assert isinstance(store, Lender)
+    store.close()
+    with pytest.raises(StoreError), store.lend(key):
+        pass
+
+
+def test_lending_is_no_use() -> None:
+    store = MemoryStore(3 * PAGE)
+    first, second, third = (put(store, number) for number in range(3))
+    with store.lend(first):
+        pass
+    put(store, "more")
+    assert [store.contains([key]) for key in (first, second, third)] == [0, 1, 1]
+    store.close()
+
+
+def test_a_frame_that_is_lent_stays_as_it_is(store: MemoryStore) -> None:
+    head = put(store, "head")
+    key = put(store, "lent", 4, parent=head)
+    with store.lend(key) as lent:
+        assert lent is not None
+        for number in range(200):
+            put(store, number)
+        assert store.contains([head, key]) == 2, "nothing of its chain is evicted"
+        assert store.remove(key) is True
+        assert store.remove(key) is False
+        anew = frame_of(key, 4 * PAGE_BYTES, variant=1)
+        assert store.write(key, [anew], FrameInfo(parent=head)) is True
+        for number in range(200, 400):
+            put(store, number)
+        assert b"".join(lent) == frame_of(key, 4 * PAGE_BYTES)
+        held = store.stats().bytes
+    assert store.stats().bytes == held - 4 * PAGE_BYTES - ENTRY_BYTES - EXTENT_BYTES
+    for number in range(400, 600):
+        put(store, number)
+    assert store.contains([head]) == 0, "no pin is left"
+    assert store.stats().entries == 64
+
+
+def test_a_frame_that_is_being_written_is_not_lent(store: MemoryStore) -> None:
+    key = chunk_key("half")
+
+    class Asking(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            with store.lend(key) as lent:
+                assert lent is None
+            return super().__iter__()
+
+    assert store.write(key, Asking([bytes(2 * PAGE_BYTES)]), FrameInfo()) is True
+    with store.lend(key) as lent:
+        assert lent is not None
+
+
+def test_close_waits_for_what_is_lent(store: MemoryStore) -> None:
+    key = put(store, "lent", 4)
+    with store.lend(key) as lent:
+        assert lent is not None
+        closing = threading.Thread(target=store.close, daemon=True)
+        closing.start()
+        with pytest.raises(StoreError):
+            ask_until_closed(store, key)
+        assert closing.is_alive()
+        assert b"".join(lent) == frame_of(key, 4 * PAGE_BYTES)
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def test_close_does_not_wait_for_ever(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cache.memory_store._CLOSE_SECONDS", 0.01)
+    key = put(store, "lent", 4)
+    with store.lend(key) as lent:
+        assert lent is not None
+        store.close()
+        assert b"".join(lent) == frame_of(key, 4 * PAGE_BYTES)
+        kept = memoryview(lent[0])
+    store.close()
+    assert kept == frame_of(key, 4 * PAGE_BYTES), "whoever keeps a view keeps the memory"
+
+
+def test_a_borrower_that_fails_gives_it_back(store: MemoryStore) -> None:
+    key = put(store, "lent")
+    with pytest.raises(KeyError), store.lend(key):
+        raise KeyError
+    for number in range(200):
+        put(store, number)
+    assert store.contains([key]) == 0
+
+
+def test_lent_frames_are_whole_whatever_else_happens(store: MemoryStore) -> None:
+    keys = [chunk_key(("shared", number)) for number in range(40)]
+
+    def work(number: int) -> None:
+        choose = random.Random(number)
+        for turn in range(400):
+            key = choose.choice(keys)
+            if choose.random() < 0.1:
+                store.remove(key)
+                continue
+            with store.lend(key) as lent:
+                if lent is not None:
+                    assert is_whole(key, b"".join(lent))
+                else:
+                    size = choose.randrange(64, 4 * PAGE_BYTES)
+                    store.write(key, [frame_of(key, size, variant=number * 400 + turn)], FrameInfo())
+
+    in_threads(work)
+    assert store.stats().evictions > 0
+
+
 # --- pages -------------------------------------------------------------------------------------------------
 
 
@@ -254,40 +403,3 @@ def test_the_smallest_run_that_fits_is_taken() -> None:
     assert extents.take(4) == [Extent(0, 4)]
     assert extents.take(11) == [Extent(10, 10), Extent(4, 1)]
     assert extents.take(1) is None
-
-
-# --- the order in which frames go ---------------------------------------------------------------------------
-
-
-def lru_of(*entries: tuple[bytes, bytes | None]) -> ChainLru:
-    policy = ChainLru()
-    for key, parent in entries:
-        policy.admit(key, 10, 0.0, parent=parent, tenant="", cost=1.0)
-    return policy
-
-
-def test_the_least_recently_used_goes_first() -> None:
-    policy = lru_of((b"a", None), (b"b", None), (b"c", None))
-    policy.touch(b"a", 1.0)
-    policy.touch(b"unknown", 1.0)
-    assert policy.victims(1, 2.0) == [b"b"]
-    assert policy.victims(11, 2.0) == [b"b", b"c"]
-    assert policy.victims(1_000, 2.0) == [b"b", b"c", b"a"]
-    assert policy.victims(0, 2.0) == []
-
-
-def test_a_chain_goes_from_its_tail() -> None:
-    policy = lru_of((b"head", None), (b"left", b"head"), (b"right", b"head"), (b"tail", b"right"), (b"else", None))
-    policy.touch(b"left", 1.0)
-    assert policy.victims(1_000, 2.0) == [b"tail", b"right", b"left", b"head", b"else"]
-    policy.pin(b"right")
-    assert policy.victims(1_000, 2.0) == [b"tail", b"left", b"else"]
-    policy.unpin(b"right")
-    policy.remove(b"tail")
-    assert policy.victims(1_000, 2.0) == [b"right", b"left", b"head", b"else"]
-
-
-def test_a_chain_of_a_hundred_thousand_is_walked() -> None:
-    keys = [b"%d" % number for number in range(100_000)]
-    policy = lru_of(*zip(keys, [None, *keys], strict=False))
-    assert policy.victims(25, 1.0) == keys[:-4:-1]

@@ -15,7 +15,8 @@ from cache.redis_settings import Address, RedisSettings
 from cache.redis_slots import SlotTable
 from cache.redis_store import RedisStore
 from cache.store import ChunkKey, StoreError
-from tests.redis_fixtures import RedisServer, free_ports, needs_redis, redis_cluster, redis_server, wait_for
+from tests.ports import free_port
+from tests.redis_fixtures import RedisServer, needs_redis, redis_cluster, redis_server, wait_for
 from tests.store_contract import ALONE, chunk_key, frame_of, in_threads, is_whole, read
 
 pytestmark = needs_redis
@@ -166,7 +167,7 @@ def misses(store: RedisStore, key: ChunkKey) -> bool:
 
 
 def test_a_node_that_is_away_at_first_is_not_needed(nodes: list[RedisServer]) -> None:
-    away = f"redis://127.0.0.1:{free_ports(1)[0]}"
+    away = f"redis://127.0.0.1:{free_port()}"
     others = tuple(f"127.0.0.1:{node.port}" for node in nodes[1:])
     store = RedisStore(RedisSettings(url=away, cluster=True, more_nodes=others, timeout=20.0))
     fill(store, keys_of(nodes, 0, 2))
@@ -176,7 +177,7 @@ def test_a_node_that_is_away_at_first_is_not_needed(nodes: list[RedisServer]) ->
 
 
 def test_no_node_of_a_cluster_at_all() -> None:
-    store = RedisStore(RedisSettings(url=f"redis://127.0.0.1:{free_ports(1)[0]}", cluster=True, timeout=20.0))
+    store = RedisStore(RedisSettings(url=f"redis://127.0.0.1:{free_port()}", cluster=True, timeout=20.0))
     with pytest.raises(StoreError, match="no connection"):
         store.contains([chunk_key(1)])
     with pytest.raises(StoreError, match="left alone"):

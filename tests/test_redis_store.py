@@ -20,7 +20,8 @@ from cache.redis_settings import Address, RedisSettings
 from cache.redis_store import RedisStore
 from cache.store import BlockStore, ChunkKey, StoreError
 from policies.types import Tier
-from tests.redis_fixtures import RedisServer, free_ports, needs_redis, redis_cluster, redis_server, wait_for
+from tests.ports import free_port
+from tests.redis_fixtures import RedisServer, needs_redis, redis_cluster, redis_server, wait_for
 from tests.store_contract import ALONE, NewStore, StoreContract, chunk_key, frame_of, in_threads, read
 from tests.tls_fixtures import Authority, Pair, authority, server_pair
 
@@ -374,7 +375,7 @@ def test_tls_to_a_server_without(server: RedisServer) -> None:
 
 @pytest.mark.parametrize(("stale", "reason"), [("yes", "readonly"), ("no", "masterdown")])
 def test_a_replica_without_a_master(stale: str, reason: str) -> None:
-    options = ("--replicaof", f"127.0.0.1 {free_ports(1)[0]}", "--replica-serve-stale-data", stale)
+    options = ("--replicaof", f"127.0.0.1 {free_port()}", "--replica-serve-stale-data", stale)
     with redis_server(*options) as server, opened(RedisSettings(url=server.url, timeout=PATIENT)) as store:
         with pytest.raises(StoreError, match="this Redis is a replica"):
             # Redis looks at the one before the other.
@@ -465,7 +466,7 @@ def test_settings_that_mean_nothing(wrong: dict[str, object]) -> None:
 
 
 def test_nobody_is_asked_before_the_first_call() -> None:
-    with opened(RedisSettings(url=f"redis://127.0.0.1:{free_ports(1)[0]}", timeout=PATIENT)) as store:
+    with opened(RedisSettings(url=f"redis://127.0.0.1:{free_port()}", timeout=PATIENT)) as store:
         assert store.failures() == {}
         with pytest.raises(StoreError, match="no connection to Redis at 127"):
             store.contains([chunk_key(1)])

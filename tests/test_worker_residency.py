@@ -66,7 +66,7 @@ def test_an_index_knows_the_tier_of_what_was_stored(salt: str) -> None:
     assert (first.medium, len(first.block_hashes), first.parent) == ("CPU", 3 * n_blocks, None)
     assert isinstance(second, BlockStored)
     assert second.medium == "DISK"
-    assert not it.residency.has_news
+    assert it.told() == ()
     assert it.tiers(hashes) == {Tier.HOST: 3 * n_blocks}
     for spec in reversed(specs):
         it.residency.moved(Tier.HOST, spec.key, False)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from backends.engine_api.api_errors import ApiError
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -24,8 +27,24 @@ def check_bearer(request: web.Request, authorization: bytes | None) -> None:
         raise ApiError(401, "Unauthorized", kind="AuthenticationError")
 
 
-def refusal(request: web.Request, error: ApiError) -> web.Response:
-    """The response that tells of an error."""
+@web.middleware
+async def errors_told(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors in the dialect's shape. What nobody expected is this request's alone, and logged."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return _refusal(request, error)
+    except web.HTTPException as error:  # no such route, a body that is too large
+        kind = _KINDS.get(error.status, "BadRequestError")
+        return _refusal(request, ApiError(error.status, error.reason, kind=kind))
+    except ConnectionError:
+        raise
+    except Exception:
+        log.exception("a request failed")
+        return _refusal(request, ApiError(500, "Internal server error", kind="InternalServerError"))
+
+
+def _refusal(request: web.Request, error: ApiError) -> web.Response:
     anthropic = request.path == _ANTHROPIC or request.path.startswith(f"{_ANTHROPIC}/")
     body = error.anthropic_body() if anthropic else error.body()
     response = web.Response(status=error.status, body=body, content_type="application/json")
@@ -34,8 +53,3 @@ def refusal(request: web.Request, error: ApiError) -> web.Response:
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
     return response
-
-
-def http_error(error: web.HTTPException) -> ApiError:
-    """An error that aiohttp raised: no such route, a body that is too large."""
-    return ApiError(error.status, error.reason, kind=_KINDS.get(error.status, "BadRequestError"))

@@ -94,7 +94,7 @@ class FaultInjector:
         with generation:
             await generation.finished
         events = stream_events(rendering)
-        response = self._response("text/event-stream; charset=utf-8")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         whole = fault.kind in (FaultKind.SLOW, *_BEFORE_FIRST_BYTE)
         pause = (fault.number or _SLOW_S) if fault.kind is FaultKind.SLOW else 0.0
@@ -123,7 +123,7 @@ class FaultInjector:
         if fault.kind in (FaultKind.MALFORMED_SSE, FaultKind.ERROR_EVENT):
             body = _BROKEN_JSON
         half = len(body) // 2
-        response = self._response("application/json")
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
         if fault.kind is FaultKind.EARLY_EOF:
             response.enable_chunked_encoding()
         else:
@@ -139,9 +139,6 @@ class FaultInjector:
             await response.write(body[half:])
         await response.write_eof()
         return response
-
-    def _response(self, content_type: str) -> web.StreamResponse:
-        return web.StreamResponse(headers={"Content-Type": content_type, "x-worker-id": self._worker})
 
 
 async def _before_first_byte(fault: Fault, request: web.Request) -> None:

@@ -11,7 +11,7 @@ from multidict import CIMultiDictProxy
 
 from backends.engine_api.api_errors import ApiError
 from backends.engine_api.bodies import DetokenizeRequest, TokenizeRequest, read_body
-from backends.engine_api.http_frame import Handler, check_bearer, http_error, refusal
+from backends.engine_api.http_frame import Handler, check_bearer, errors_told
 from backends.simulated import prometheus_text
 from backends.simulated.completion_routes import CompletionRoutes
 from backends.simulated.messages_routes import MessagesRoutes
@@ -59,7 +59,7 @@ class SimulatedServer:
 
     def app(self) -> web.Application:
         """The application."""
-        app = web.Application(client_max_size=_MOST_BODY_BYTES, middlewares=[self._middleware])
+        app = web.Application(client_max_size=_MOST_BODY_BYTES, middlewares=[errors_told, self._admit])
         router = app.router
         router.add_get("/health", self._health)
         router.add_get("/ping", self._health)
@@ -81,24 +81,21 @@ class SimulatedServer:
             await self._responses.close()
 
         app.on_cleanup.append(close)
+        app.on_response_prepare.append(self._name_answer)
         return app
 
     @web.middleware
-    async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Errors in the dialect's shape, and the worker's name on every answer."""
-        try:
-            if self._received is not None:
-                body = await request.read()
-                self._received.append(ReceivedRequest(request.method, request.path_qs, request.headers, body))
-            check_bearer(request, self._authorization)
-            response = await handler(request)
-        except ApiError as error:
-            response = refusal(request, error)
-        except web.HTTPException as error:
-            response = refusal(request, http_error(error))
-        if not response.prepared:
-            response.headers["x-worker-id"] = self._serving.name
-        return response
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Whoever has the key; what came is kept, whoever sent it."""
+        if self._received is not None:
+            body = await request.read()
+            self._received.append(ReceivedRequest(request.method, request.path_qs, request.headers, body))
+        check_bearer(request, self._authorization)
+        return await handler(request)
+
+    async def _name_answer(self, _request: web.Request, response: web.StreamResponse) -> None:
+        """Which worker answered."""
+        response.headers["x-worker-id"] = self._serving.name
 
     async def _models(self, _request: web.Request) -> web.Response:
         base = self._serving.text.model

@@ -70,7 +70,7 @@ class Serving:
         if self.faults is not None and fault is not None:
             generation = self.generation(rendering.answers)
             return await self.faults.play_stream(fault, request, generation, rendering)
-        headers = {"Content-Type": "text/event-stream; charset=utf-8", "x-worker-id": self.name}
+        headers = {"Content-Type": "text/event-stream; charset=utf-8"}
         response = web.StreamResponse(headers=headers)
         await stream(request, response, self.driver, rendering, self.ttft)
         self.finished += 1

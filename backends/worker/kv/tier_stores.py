@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -31,7 +31,7 @@ from cache.kv_keys import Codec, Dtype, Geometry
 from cache.memory_store import MemoryStore
 from cache.redis_settings import RedisSettings
 from cache.redis_store import RedisStore
-from cache.store import BlockStore, StoreError
+from cache.store import BlockStore, ChunkKey, StoreError
 from cache.tiered_store import TieredStore
 from policies.eviction import make_eviction
 from policies.eviction_types import EvictionPolicy
@@ -58,10 +58,12 @@ def open_tiers(
     # Whoever has another key would refuse these frames, and throw them away: let them not find them.
     chunking = Chunking(model if keys is None else keys.bound(model), geometry)
     residency = Residency(options.block_size)
-    stores = _open_stores(options, residency)
+    losses = _Losses()
+    stores = _open_stores(options, losses)
+    store = losses.store = TieredStore(stores, rules=WriteRules(uses=options.kv_uses), moved=residency.moved)
     return assemble(
-        TieredStore(stores, rules=WriteRules(uses=options.kv_uses), moved=residency.moved),
-        {store.tier: _shared_name(options, chunking) if store.tier is Tier.REDIS else "" for store in stores},
+        store,
+        {one.tier: _shared_name(options, chunking) if one.tier is Tier.REDIS else "" for one in stores},
         chunking=chunking,
         framing=make_framing(keys=keys, int8=options.kv_int8),
         memory=memory_of(pool),
@@ -98,7 +100,20 @@ def assemble(
     )
 
 
-def _open_stores(options: EngineOptions, residency: Residency) -> list[BlockStore]:
+class _Losses:
+    """Tells a tiered store what its stores evict: they are there before it is."""
+
+    store: TieredStore | None = None
+
+    def of(self, tier: Tier) -> Callable[[ChunkKey], None]:
+        def evicted(key: ChunkKey) -> None:
+            if self.store is not None:
+                self.store.lost(tier, key)
+
+        return evicted
+
+
+def _open_stores(options: EngineOptions, losses: _Losses) -> list[BlockStore]:
     """The fastest first."""
     if not 0 < options.kv_tenant_share <= 1:
         raise _OptionError(f"kv_tenant_share is {options.kv_tenant_share}; expected a share above 0, at most 1")
@@ -112,7 +127,7 @@ def _open_stores(options: EngineOptions, residency: Residency) -> list[BlockStor
                     policy=_policy(options, quota),
                     tenant_bytes=quota,
                     prefault=False,
-                    evicted=lambda key: residency.moved(Tier.HOST, key, False),
+                    evicted=losses.of(Tier.HOST),
                 )
             )
     if options.kv_disk:
@@ -124,7 +139,7 @@ def _open_stores(options: EngineOptions, residency: Residency) -> list[BlockStor
                     capacity=options.kv_disk_bytes,
                     policy=_policy(options, quota),
                     tenant_bytes=quota,
-                    evicted=lambda key: residency.moved(Tier.DISK, key, False),
+                    evicted=losses.of(Tier.DISK),
                 )
             )
     if options.kv_redis:

@@ -54,11 +54,12 @@ class Transfer:
 
     def look(self, sequence: Sequence, first: int) -> list[tuple[FrameSpec, Tier]]:
         """Which chunks of its prompt, from number `first` on, are in a store, and in which."""
+        found: list[tuple[FrameSpec, Tier]] = []
         with self._safely("looked for"):
             specs = self._chunking.frames(sequence, sequence.n_prompt - 1, first=first)
             self._residency.name(sequence, specs)
-            return [*zip(specs, self._store.locate([spec.key for spec in specs]), strict=False)]
-        return []
+            found += zip(specs, self._store.locate([spec.key for spec in specs]), strict=False)
+        return found
 
     def read(self, chunks: Items[tuple[FrameSpec, Tier]], blocks: Items[int]) -> int:
         """Fill blocks with these chunks, tier by tier as they lie; how many chunks are there and as they were written.

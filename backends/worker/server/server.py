@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from aiohttp import web
 
 from backends.engine_api.api_errors import ApiError
 from backends.engine_api.bodies import DetokenizeRequest, read_body
-from backends.engine_api.http_frame import Handler, check_bearer, http_error, refusal
+from backends.engine_api.http_frame import Handler, check_bearer, errors_told
 from backends.worker.engine_client import EngineUnavailableError
 from backends.worker.server.completion_routes import CompletionRoutes
 from backends.worker.server.generation import unavailable
 from backends.worker.server.serving import Serving, request_id_of
-
-log = logging.getLogger(__name__)
 
 VERSION: Final = "prefixgate-worker"
 
@@ -31,7 +28,8 @@ class WorkerServer:
 
     def app(self) -> web.Application:
         """The application."""
-        app = web.Application(client_max_size=self._serving.options.max_body_bytes, middlewares=[self._middleware])
+        limit = self._serving.options.max_body_bytes
+        app = web.Application(client_max_size=limit, middlewares=[errors_told, self._admit])
         router = app.router
         router.add_get("/health", self._health)
         router.add_get("/ping", self._health)
@@ -47,24 +45,11 @@ class WorkerServer:
         return app
 
     @web.middleware
-    async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Errors in OpenAI's shape."""
-        try:
-            check_bearer(request, self._authorization)
-            if request.method == "POST":
-                return await self._bounded(request, handler)
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Whoever has the key, and so many at once."""
+        check_bearer(request, self._authorization)
+        if request.method != "POST":
             return await handler(request)
-        except ApiError as error:
-            return refusal(request, error)
-        except web.HTTPException as error:
-            return refusal(request, http_error(error))
-        except ConnectionError:
-            raise
-        except Exception:  # whatever it is, it is this request's alone
-            log.exception("a request failed")
-            return refusal(request, ApiError(500, "Internal server error", kind="InternalServerError"))
-
-    async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self._open >= self._serving.options.max_open_requests:
             raise unavailable(f"{self._open} requests are under way already")
         self._open += 1
