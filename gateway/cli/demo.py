@@ -206,7 +206,7 @@ async def _demo(port: int, starting: contextlib.AbstractAsyncContextManager[Flee
             console.print(f"{fleet.about}\n")
             code = await _show(fleet.show, url, stop)
             if fleet.restart is not None and not code and not stop.is_set():
-                console.print("\nThe workers are restarted, and the chat goes on with KV from their disks.\n")
+                console.print("\nThe same ten turns, before and after a restart of the workers: KV comes from disk.\n")
                 with console.status("Restarting the workers ..."):
                     await fleet.restart()
                     await _all_well(program, stop)
