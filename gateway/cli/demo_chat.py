@@ -1,15 +1,15 @@
-"""A chat with the small model, as a client sees it, once and once more: what its KV was worth the second time.
+"""A chat with the small model as a client sees it, held once and then once more: what kept KV is worth.
 
-`prefixgate demo` runs it in processes of their own, so that it measures from outside: before the workers are restarted,
-and after.
+`prefixgate demo` runs each in a process of its own, so that it measures from outside, and restarts the workers between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -29,7 +29,7 @@ from gateway.replay.sse import SseDecoder
 
 _DEADLINE: Final = 120.0
 """Seconds for one turn."""
-_MOST_TOKENS: Final = 120
+_MOST_TOKENS: Final = 200
 _SESSION: Final = {"x-session-id": "demo"}
 """Where the session was, its KV is: a worker's disk is its own."""
 
@@ -49,23 +49,15 @@ async def take_turn(
     session: aiohttp.ClientSession, url: str, model: str, history: Sequence[Turn], question: str
 ) -> Turn:
     """Ask for the next answer after `history`, streamed. Raises ReplayError, aiohttp.ClientError or TimeoutError."""
-    body = {
-        "model": model,
-        "messages": _messages(history, question),
-        "max_tokens": _MOST_TOKENS,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    messages = [{"role": "system", "content": SYSTEM}]
+    for turn in history:
+        messages.append({"role": "user", "content": turn.question})
+        messages.append({"role": "assistant", "content": turn.answer})
+    messages.append({"role": "user", "content": question})
     start = time.perf_counter()
     first, text = 0.0, ""
     usage: dict[str, Any] = {}
-    async with (
-        asyncio.timeout(_DEADLINE),
-        session.post(f"{url}/v1/chat/completions", json=body, headers=_SESSION) as response,
-    ):
-        if response.status != HTTPStatus.OK:
-            raise ReplayError(f"the gateway answered {response.status}: {(await response.text())[:200]}")
+    async with asyncio.timeout(_DEADLINE), _asked(session, url, model, messages) as response:
         decoder = SseDecoder()
         async for piece in response.content.iter_any():
             for data in decoder.feed(piece):
@@ -87,58 +79,80 @@ async def take_turn(
     )
 
 
-def _messages(history: Sequence[Turn], question: str) -> list[dict[str, str]]:
-    messages = [{"role": "system", "content": SYSTEM}]
-    for turn in history:
-        messages.append({"role": "user", "content": turn.question})
-        messages.append({"role": "assistant", "content": turn.answer})
-    return [*messages, {"role": "user", "content": question}]
+@contextlib.asynccontextmanager
+async def _asked(
+    session: aiohttp.ClientSession, url: str, model: str, messages: Sequence[dict[str, str]]
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    body = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": _MOST_TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    async with session.post(f"{url}/v1/chat/completions", json=body, headers=_SESSION) as response:
+        if response.status != HTTPStatus.OK:
+            raise ReplayError(f"the gateway answered {response.status}: {(await response.text())[:200]}")
+        yield response
+
+
+@contextlib.asynccontextmanager
+async def _meeting(url: str) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+    """A session and the model. Something else is asked first: what programs do but once is in no turn's time."""
+    async with open_session(None) as session:
+        model = await find_model(session, url)
+        async with (
+            asyncio.timeout(_DEADLINE),
+            _asked(session, url, model, [{"role": "user", "content": "Hi!"}]) as response,
+        ):
+            await response.read()
+        yield session, model
 
 
 async def chat(url: str, console: Console) -> list[Turn]:
     """Say everything in TURNS and print it."""
     turns: list[Turn] = []
-    async with open_session(None) as session:
-        model = await find_model(session, url)
+    async with _meeting(url) as (session, model):
         for question in TURNS:
-            console.print(Text.assemble(("you    ", "bold"), question), soft_wrap=True)
+            console.print(_line("you", "bold", question))
             turn = await take_turn(session, url, model, turns, question)
-            console.print(Text.assemble((f"{model:6} ", "bold green"), turn.answer.strip()), soft_wrap=True)
+            console.print(_line(model, "bold green", turn.answer.strip()))
             turns.append(turn)
     return turns
 
 
+def _line(who: str, style: str, said: str) -> Table:
+    line = Table.grid(padding=(0, 1, 0, 0))
+    line.add_column(min_width=6, no_wrap=True)
+    line.add_column()
+    line.add_row(Text(who, style), Text(said))
+    return line
+
+
 async def again(url: str, before: Sequence[Turn]) -> list[Turn]:
     """Each prompt as it was, whatever is answered this time."""
-    async with open_session(None) as session:
-        model = await find_model(session, url)
+    async with _meeting(url) as (session, model):
         return [
             await take_turn(session, url, model, before[:number], turn.question) for number, turn in enumerate(before)
         ]
 
 
 def report(before: Sequence[Turn], after: Sequence[Turn], console: Console) -> None:
-    """Both times beside each other, turn by turn and as a whole."""
+    """Both beside each other, turn by turn and as a whole."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("\nTurn", "Prompt\ntokens", "Cached\nbefore", "\nafter", "TTFT\nbefore", "\nafter"):
-        table.add_column(heading, justify="right", min_width=7)
+        table.add_column(heading, justify="right", min_width=4 if "Turn" in heading else 7)
     for number, (first, second) in enumerate(zip(before, after, strict=True), 1):
-        table.add_row(
-            str(number),
-            str(first.prompt_tokens),
-            str(first.cached_tokens),
-            str(second.cached_tokens),
-            _ms(first.ttft),
-            _ms(second.ttft),
-        )
-    console.print(table)
+        cached = str(first.cached_tokens), str(second.cached_tokens)
+        table.add_row(str(number), str(first.prompt_tokens), *cached, _ms(first.ttft), _ms(second.ttft))
     whole = Table(box=None, pad_edge=False, show_header=False)
-    whole.add_column(min_width=34)
-    whole.add_column(justify="right", min_width=7)
-    whole.add_column(justify="right", min_width=7)
+    for width in (31, 7, 7):
+        whole.add_column(min_width=width, justify="left" if width > 7 else "right")
     whole.add_row("Prompt tokens found in a cache", _share(before), _share(after))
     whole.add_row("TTFT, mean", _ms(_mean_ttft(before)), _ms(_mean_ttft(after)))
     whole.add_row("TTFT, first turn", _ms(before[0].ttft), _ms(after[0].ttft))
+    console.print(table)
     console.print()
     console.print(whole)
     console.print()
@@ -158,20 +172,21 @@ def _mean_ttft(turns: Sequence[Turn]) -> float:
 
 
 def _compared(before: Sequence[Turn], after: Sequence[Turn]) -> str:
+    workers = ", ".join(sorted({turn.worker for turn in (*before, *after)}))
     pairs = zip(before, after, strict=True)
     others = [str(number) for number, (first, second) in enumerate(pairs, 1) if first.answer != second.answer]
     if others:
-        return f"[bold red]The answers differ[/] in turn {', '.join(others)}."
-    return f"All {len(before)} answers are the same texts both times."
+        return f"Answered by {workers}; [bold red]the texts differ[/] in turn {', '.join(others)}."
+    return f"Answered by {workers}; all {len(before)} texts are the same before and after."
 
 
 def main(url: Annotated[str, typer.Option()], transcript: Annotated[Path, typer.Option()]) -> None:
-    """Chat with the model behind `url` and write it to `transcript`; where it is there, say it again and compare."""
+    """Chat with the model behind `url` and write it to `transcript`; where that is there, say it again and compare."""
     console = Console()
     try:
         if transcript.exists():
             before = msgspec.json.decode(transcript.read_bytes(), type=list[Turn])
-            with console.status("The same ten turns again ..."):
+            with console.status("The same turns again ..."):
                 after = uvloop.run(again(url, before))
             report(before, after, console)
         else:
