@@ -47,13 +47,12 @@ class First(NamedTuple):
     token: int
 
 
-def first_token(engine: Engine, ids: Sequence[int], number: int = 0) -> First:
-    """Ask for one token, alone."""
-    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+def first_token(engine: Engine, ids: Sequence[int], *, keep: bool = True) -> First:
+    """Ask for one token, alone. Without `keep` the sequence is cancelled then, and not kept in stores."""
+    params = SamplingParams(max_tokens=1 if keep else 2, temperature=0.0, ignore_eos=True)
     start = time.perf_counter()
-    refused = engine.submit(
-        Submit(id=str(number), token_ids=TokenIds(array("I", ids).tobytes()), params=params), time.monotonic()
-    )
+    request = Submit(id="0", token_ids=TokenIds(array("I", ids).tobytes()), params=params)
+    refused = engine.submit(request, time.monotonic())
     assert refused is None, refused
     while engine.has_work:
         engine.settle(time.monotonic())
@@ -62,8 +61,9 @@ def first_token(engine: Engine, ids: Sequence[int], number: int = 0) -> First:
             continue
         done, _ = engine.step()
         if done.outputs:
-            out = done.outputs[0]
-            return First(time.perf_counter() - start, out.cached_tokens, out.token_ids[0])
+            seconds, out = time.perf_counter() - start, done.outputs[0]
+            engine.cancel(request.id)
+            return First(seconds, out.cached_tokens, out.token_ids[0])
     raise AssertionError("no token came")
 
 
@@ -75,11 +75,11 @@ def kept(engine: Engine) -> None:
 
 
 def restored(engine: Engine, ids: Sequence[int], before: Callable[[], object] = lambda: None) -> First:
-    """The same with nothing in the pool, after `before`."""
+    """The same with nothing in the pool, after `before`, and nothing new in stores."""
     kept(engine)
     engine.clear()
     before()
-    return first_token(engine, ids)
+    return first_token(engine, ids, keep=False)
 
 
 def same(computed: First, other: First, where: str) -> First:
