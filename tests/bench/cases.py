@@ -1,8 +1,9 @@
 """Anthropic's three cases of prompt caching, shorter: `python -m tests.bench cases [--shape tiny] [--tokens 16000]`.
 
 They published times to the first token without and with a cached prompt for up to 100,000 tokens
-(https://www.anthropic.com/news/prompt-caching). Here a hundred of theirs are sixteen of ours, random ones, and the model
-is of Qwen3-0.6B's shape with random weights in bfloat16, on this machine's CPU. First tokens must be the computed ones.
+(https://www.anthropic.com/news/prompt-caching). Here a hundred of theirs are sixteen of ours, random ones, and the
+model is of Qwen3-0.6B's shape with random weights in bfloat16, on this machine's CPU. First tokens must be the computed
+ones.
 
 - *book*: a question about a text of all the tokens
 - *many-shot*: a question behind examples of a tenth of them
@@ -74,15 +75,14 @@ def cases(n_tokens: int, vocabulary: int) -> Iterator[Case]:
     yield Case("ten turns", [Question(chat[:start], chat[: start + question]) for start in starts])
 
 
-def ask_all(engine: Engine, case: Case, ask: Ask, where: str) -> list[First]:
-    """Each question after what is seen of it was computed and, where there are stores, kept."""
-    answers = []
-    for number, question in enumerate(case.questions):
+def ask_all(engine: Engine, case: Case, places: dict[str, Ask]) -> dict[str, list[First]]:
+    """Each question from each place, after what is seen of it was computed and, where there are stores, kept."""
+    answers: dict[str, list[First]] = {where: [] for where in places}
+    for computed, question in zip(case.computed, case.questions, strict=True):
         first_token(engine, question.seen)
         kept(engine)
-        answer = ask(engine, question.asked)
-        kept(engine)
-        answers.append(same(case.computed[number], answer, f"{case.name}, {where}"))
+        for where, ask in places.items():
+            answers[where].append(same(computed, ask(engine, question.asked), f"{case.name}, {where}"))
     return answers
 
 
@@ -132,8 +132,8 @@ def main() -> None:
             engine = engine_of(folder, longest, **fields)
             warm(engine, vocabulary)
             for case in asked:
-                for where, ask in places.items():
-                    line(case, where, ask_all(engine, case, ask, where))
+                for where, answers in ask_all(engine, case, places).items():
+                    line(case, where, answers)
             engine.close()
             del engine
     print(f"{time.perf_counter() - start:.0f} s")
