@@ -30,7 +30,7 @@ import torch
 
 from backends.worker.engine.engine import Engine
 from tests.bench.disk_store import forget
-from tests.bench.restore import First, engine_of, first_token, kept, model, restored, room, same, warm
+from tests.bench.restore import First, close, engine_of, first_token, kept, model, restored, room, same, warm
 from tests.bench.worker import SHAPES, prompts
 from tests.redis_fixtures import redis_server
 
@@ -134,7 +134,7 @@ def main() -> None:
             for case in asked:
                 for where, answers in ask_all(engine, case, places).items():
                     line(case, where, answers)
-            engine.close()
+            close(engine)
             del engine
     print(f"{time.perf_counter() - start:.0f} s")
 

@@ -82,6 +82,14 @@ def restored(engine: Engine, ids: Sequence[int], before: Callable[[], object] = 
     return first_token(engine, ids, keep=False)
 
 
+def close(engine: Engine) -> None:
+    """Say what went wrong with its stores, if anything did."""
+    counts = {} if engine.tiers is None else dict(engine.tiers.counts)
+    if wrong := [f"{what} {count}" for what, count in counts.items() if what not in {"kept_tokens", "restored_tokens"}]:
+        print(f"  not restored: {', '.join(wrong)}", flush=True)
+    engine.close()
+
+
 def same(computed: First, other: First, where: str) -> First:
     """The other one, if its token is the same; ends the program if not."""
     if computed.token != other.token:
@@ -189,7 +197,7 @@ def main() -> None:
                 warm(engine, shape["vocab_size"])
                 for count in counts:
                     measure(engine, prompts(1, count, shape["vocab_size"], count)[0], rows, arguments.rounds)
-                engine.close()
+                close(engine)
                 del engine
 
 
