@@ -112,12 +112,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--tokens", type=int, default=16_000)
+    parser.add_argument("--cases", nargs="+", choices=list(PUBLISHED), default=list(PUBLISHED))
     arguments = parser.parse_args()
     start = time.perf_counter()
     longest = arguments.tokens + QUESTION
     with model(arguments.shape) as (folder, shape), ExitStack() as running:
         vocabulary = shape["vocab_size"]
-        asked = list(cases(arguments.tokens, vocabulary))
+        asked = [case for case in cases(arguments.tokens, vocabulary) if case.name in arguments.cases]
         print(
             f"{arguments.shape}, {torch.get_num_threads()} threads; seconds to the first token, of ten turns their sum"
         )
