@@ -39,7 +39,7 @@ class Frames:
         self.count = max(2, total // size)
         self.source = np.random.default_rng(size).integers(0, 256, (self.count, size), dtype=np.uint8)
         self.target = np.ones((self.count, size), dtype=np.uint8)
-        self._from = [memoryview(row).cast("B") for row in self.source]  # type: ignore[arg-type]  # buffers from 3.12 on
+        self._from = [memoryview(row).cast("B") for row in self.source]
         self._to = [memoryview(row).cast("B") for row in self.target]  # type: ignore[arg-type]  # buffers from 3.12 on
         self._sources = [_pieces(row) for row in self._from]
         self._targets = [_pieces(row) for row in self._to]
