@@ -113,17 +113,27 @@ async def test_a_port_that_is_taken_is_told() -> None:
     )
 
 
-async def test_a_chat_finds_more_in_the_cache_each_turn_and_goes_on_after_a_restart() -> None:
+async def test_a_chat_held_again_after_a_restart_finds_its_first_turn_too_and_says_the_same() -> None:
     code, out, err = await ended(await started("--engine", "worker", "--port", "0", "--no-stay"))
     assert (code, err) == (0, "")
-    rows = re.findall(r"^ *(\d+)  (worker-\d) +(\d+) +(\d+) +\d+ ms +\d+ ms$", out, re.MULTILINE)
-    assert [int(turn) for turn, *_ in rows] == list(range(1, 14))
-    assert len({worker for _, worker, *_ in rows}) == 1, "a chat stays where its KV is"
-    prompts, cached = ([int(row[column]) for row in rows] for column in (2, 3))
-    assert cached[0] == 0
-    for turn, (before, prompt, found) in enumerate(zip(prompts, prompts[1:], cached[1:], strict=False), 2):
-        lost = 64 if turn == 11 else 0  # the worker was restarted: whole chunks come from its disk
-        assert (before - lost) // 16 * 16 <= found < prompt, "all full blocks of the turn before, its answer's too"
+    assert re.findall(r"Answered by (.*); (.*)\.", out) in [
+        [(worker, "all 10 texts are the same before and after")] for worker in ("worker-0", "worker-1")
+    ], "a chat stays where its KV is"
+    rows = re.findall(r"^ *(\d+) +(\d+) +(\d+) +(\d+) +\d+ ms +\d+ ms *$", out, re.MULTILINE)
+    turns, prompts, before, after = ([int(row[column]) for row in rows] for column in range(4))
+    assert turns == list(range(1, 11))
+    assert before[0] == 0
+    for turn, (said, prompt, first, second) in enumerate(
+        zip(prompts, prompts[1:], before[1:], after[1:], strict=False)
+    ):
+        assert said // 16 * 16 <= first < prompt, f"turn {turn + 2}: all full blocks of the turn before"
+        assert said // 16 * 16 <= second < prompt, f"turn {turn + 2}, after the restart"
+    assert 0 < after[0] < prompts[0], "after the restart: from disk"
+    shares = re.search(r"^Prompt tokens found in a cache +(\d+)% +(\d+)% *$", out, re.MULTILINE)
+    assert shares is not None
+    assert [int(share) for share in shares.groups()] == [
+        round(100 * sum(found) / sum(prompts)) for found in (before, after)
+    ]
     assert "Your name is Nora" in out
 
 

@@ -78,8 +78,9 @@ def demo(
 ) -> None:
     """Try it without a GPU: a gateway in front of workers, all in one command.
 
-    With torch installed, the workers serve the small model that comes with prefixgate, and a chat of ten turns shows
-    what they find in their caches. Without it, simulated engines answer noise in a real engine's time.
+    With torch installed, the workers serve the small model that comes with prefixgate, and a chat of ten turns is held
+    before and after they are restarted: a report sets cached tokens and TTFT of both beside each other. Without it,
+    simulated engines answer noise in a real engine's time.
     With --no-stay the exit code says whether every request was answered.
 
     [dim]Everything on embedded defaults; leaves nothing behind:[/]
@@ -172,7 +173,7 @@ async def _torch_fleet(count: int) -> AsyncIterator[Fleet]:
                 worker_command.gateway_config(workers.running),
                 f"{count} torch workers that serve a small model",
                 ("gateway.cli.demo_chat", "--transcript", str(Path(folder) / "chat.json")),
-                "A chat first; the longer it gets, the more of each prompt is found in the worker's KV cache.",
+                "A chat of ten turns first. It begins with a system prompt of some length.",
                 workers.restart,
             )
         finally:
@@ -206,7 +207,7 @@ async def _demo(port: int, starting: contextlib.AbstractAsyncContextManager[Flee
             console.print(f"{fleet.about}\n")
             code = await _show(fleet.show, url, stop)
             if fleet.restart is not None and not code and not stop.is_set():
-                console.print("\nThe workers are restarted, and the chat goes on with KV from their disks.\n")
+                console.print("\nThe same ten turns before and after a restart of the workers, with KV on disk:\n")
                 with console.status("Restarting the workers ..."):
                     await fleet.restart()
                     await _all_well(program, stop)

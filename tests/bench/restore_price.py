@@ -1,9 +1,9 @@
 """What the price of a restore loses against who knows everything: regret over mixed lengths and throttled tiers.
 
 `python -m tests.bench.restore_price` plans 10,000 prompts of each model, whose chunks lie on host, disk and Redis in
-this order. Every 200 prompts or so a tier is throttled to between 100% and 0.3% of its bandwidth, or is itself again;
-each transfer and step varies by `--noise`, and one transfer in a hundred takes ten times as long. The planner is told
-nothing of it but what transfers and steps took. Exact and repeatable; about 20 s.
+this order. Every `--every` prompts or so a tier is throttled to between 100% and 0.3% of its bandwidth, or is itself
+again; each transfer and step varies by `--noise`, and one transfer in a hundred takes ten times as long. The planner is
+told nothing of it but what transfers and steps took. Exact and repeatable; about 20 s.
 
 Regret: expected time of what was planned ÷ that of the better of restoring all and recomputing all, less 1; negative
 where a part was better than either. *always restore* and *always recompute* stand beside it.
@@ -58,8 +58,9 @@ MACHINES: Final = (
 class World:
     """How fast everything is now, and how long it takes this time."""
 
-    def __init__(self, machine: Machine, noise: float, seed: int) -> None:
+    def __init__(self, machine: Machine, noise: float, seed: int, every: int = 200) -> None:
         self.machine = machine
+        self._every = every
         self.speeds = dict(TIERS)
         self._noise = noise
         self._random = random.Random(seed)
@@ -75,7 +76,7 @@ class World:
 
     def change(self) -> None:
         """Now and then another tier is throttled."""
-        if self._random.random() < 1 / 200:
+        if self._random.random() < 1 / self._every:
             tier = self._random.choice(list(TIERS))
             rtt, bandwidth = TIERS[tier]
             share = 1.0 if self._random.random() < 0.25 else exp(self._random.uniform(log(_LEAST_SHARE), 0.0))
@@ -113,9 +114,9 @@ class Regrets:
     recompute: list[float]
 
 
-def run(machine: Machine, n_prompts: int, noise: float, seed: int) -> Regrets:
+def run(machine: Machine, n_prompts: int, noise: float, seed: int, every: int = 200) -> Regrets:
     """`n_prompts` half a second apart."""
-    world = World(machine, noise, seed)
+    world = World(machine, noise, seed, every)
     # Believed at first: the tiers as they are sold, and half the speed of the device.
     speeds = {tier: TierSpeed(rtt, bandwidth) for tier, (rtt, bandwidth) in TIERS.items()}
     prefill = PrefillModel(0.5 / machine.token_s, step_tokens=_STEP_TOKENS)
@@ -171,12 +172,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=10_000)
     parser.add_argument("--noise", type=float, default=0.1, help="sigma of the logarithm of times")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--every", type=int, default=200, help="prompts between two changes of a tier, on average")
     options = parser.parse_args()
     table = Table(title="regret against the better of restoring all and recomputing all: mean; p50, p90, p99")
     for column in ("model", "priced", "always restore", "always recompute"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for machine in MACHINES:
-        regrets = run(machine, options.prompts, options.noise, options.seed)
+        regrets = run(machine, options.prompts, options.noise, options.seed, options.every)
         table.add_row(machine.name, *map(_row, (regrets.priced, regrets.restore, regrets.recompute)))
     Console(width=130).print(table)
 
