@@ -324,3 +324,30 @@ def test_logits_that_are_no_numbers_spoil_nothing_that_is_being_kept(tmp_path: P
     other = engine(directory, store)
     again, found = run(other, [good])
     assert (again, found) == (texts, 48)
+
+
+def test_what_came_before_the_deadline_is_not_computed(directory: Path) -> None:
+    store, may = memory(), threading.Event()
+    question = ask(1, range(3, 93))
+    one = engine(directory, store)
+    texts, _ = run(one, [question])
+    flush(one)
+    other = engine(directory, Wrapped(store, lambda reads, _: reads < 3 or may.wait(PATIENCE)), patience=0.5)
+    again, found = run(other, [question])
+    may.set()
+    assert (again, found) == (texts, 32)
+    assert other.tiers is not None
+    assert other.tiers.counts["late"] == 1
+    flush(other)
+    assert run(other, [question])[0] == texts
+
+
+def test_nothing_is_looked_for_where_the_pool_has_all_but_a_rest(directory: Path) -> None:
+    it = engine(directory, memory())
+    run(it, [ask(1, range(3, 60))])
+    flush(it)
+    assert it.submit(ask(2, range(3, 60)), time.monotonic()) is None
+    assert it.tiers is not None
+    assert it.tiers.idle
+    assert it.submit(ask(3, range(50, 80)), time.monotonic()) is None
+    assert not it.tiers.idle

@@ -54,8 +54,8 @@ class Engine:
             sequence = self.scheduler.add(request, aside=look)
         except RequestRefusedError as error:
             return Refused(request.id, error.reason, error.param)
-        if tiers is not None and look:
-            tiers.look(sequence, now)
+        if tiers is not None and look and not tiers.look(sequence, now):
+            self.scheduler.admit(sequence)
         return None
 
     def settle(self, now: float) -> None:

@@ -23,7 +23,7 @@ from backends.worker.kv.chunks import Chunking
 from backends.worker.kv.residency import Residency
 from backends.worker.kv.restore_choice import RestorePrice
 from backends.worker.kv.tier_report import TierReport
-from backends.worker.kv.transfer import Transfer
+from backends.worker.kv.transfer import Progress, Transfer
 from backends.worker.messages import TierStats
 from cache.kv_codec import FrameSpec
 from cache.kv_events import KvEvent
@@ -52,7 +52,9 @@ class _Arrival:
     blocks: list[int] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     """Blocks of the pool that the restored ones follow."""
-    n_read: int = 0
+    progress: Progress = field(default_factory=Progress)
+    n_adopted: int = 0
+    """Of the chunks, those that can be found."""
     reading: bool = False
     released: bool = False
     """The sequence waits no longer."""
@@ -113,13 +115,15 @@ class KvTiers:
         """Is a prompt of so many tokens long enough to have a chunk in a store?"""
         return n_prompt > self._chunking.n_tokens
 
-    def look(self, sequence: Sequence, now: float) -> None:
-        """A sequence was put aside: look for what the pool lacks of its prompt."""
-        matched = self._blocks.match(sequence)
-        first = len(matched) // self._chunking.n_blocks
+    def look(self, sequence: Sequence, now: float) -> bool:
+        """A sequence was put aside: look for what the pool lacks of its prompt. False where that is no whole chunk."""
+        first = len(self._blocks.match(sequence)) // self._chunking.n_blocks
+        if not self.worth_looking(sequence.n_prompt - first * self._chunking.n_tokens):
+            return False
         arrival = _Arrival(sequence, now + self._patience, first)
         self._arrivals.add(arrival)
         self._readers.submit(self._look, arrival)
+        return True
 
     def settle(self, now: float, waiting: int = 0) -> list[Sequence]:
         """Take what the I/O threads have done. Returns the sequences that wait no longer. `waiting`: in the queue."""
@@ -139,6 +143,8 @@ class KvTiers:
         for arrival in self._arrivals:
             if now >= arrival.deadline and not arrival.released:
                 self._counts["late"] += 1
+                arrival.progress.stop = True
+                self._adopt(arrival)  # what has come is better than nothing
                 self._release(arrival, ready)
         return ready
 
@@ -224,13 +230,22 @@ class KvTiers:
         self._readers.submit(self._read, arrival)
         return True
 
-    def _end(self, arrival: _Arrival, ready: list[Sequence]) -> None:
+    def _adopt(self, arrival: _Arrival) -> None:
+        """What was read until now can be found from now on."""
         size = self._chunking.n_blocks
-        good = arrival.blocks[: arrival.n_read * size]
-        if good:
-            after = arrival.held[-1] if arrival.held else None
-            entered = self._blocks.adopt(arrival.sequence, arrival.first * size, good, after=after)
-            self._counts["restored_tokens"] += entered * self._blocks.block_size
+        first, end = arrival.n_adopted * size, arrival.progress.n_read * size
+        if first == end:
+            return
+        before = arrival.held + arrival.blocks[:first]
+        good = arrival.blocks[first:end]
+        entered = self._blocks.adopt(
+            arrival.sequence, arrival.first * size + first, good, after=before[-1] if before else None
+        )
+        arrival.n_adopted = end // size
+        self._counts["restored_tokens"] += entered * self._blocks.block_size
+
+    def _end(self, arrival: _Arrival, ready: list[Sequence]) -> None:
+        self._adopt(arrival)
         self._blocks.let_go(arrival.blocks)
         self._blocks.let_go(arrival.held)
         self._release(arrival, ready)
@@ -251,7 +266,7 @@ class KvTiers:
             self._done.put(arrival)
 
     def _read(self, arrival: _Arrival) -> None:
-        arrival.n_read = self._transfer.read(arrival.chunks, arrival.blocks)
+        self._transfer.read(arrival.chunks, arrival.blocks, arrival.progress)
         self._done.put(arrival)
 
     def _write(self, kept: _Kept) -> None:

@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from backends.worker.engine.sequence import Sequence
 from backends.worker.kv.chunks import Chunking
@@ -22,6 +25,16 @@ from cache.tiered_store import TieredStore
 from policies.types import Tier
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Of one restore: written by the thread that reads, but for `stop`."""
+
+    n_read: int = 0
+    """Leading chunks that are in the pool, each as it was written."""
+    stop: bool = False
+    """Nobody waits for more."""
 
 
 class Transfer:
@@ -61,29 +74,26 @@ class Transfer:
             found += zip(specs, self._store.locate([spec.key for spec in specs]), strict=False)
         return found
 
-    def read(self, chunks: Items[tuple[FrameSpec, Tier]], blocks: Items[int]) -> int:
-        """Fill blocks with these chunks, tier by tier as they lie; how many chunks are there and as they were written.
-        What could not be had is zeros then. What each run of one tier took is what the tier is known by.
+    def read(self, chunks: Items[tuple[FrameSpec, Tier]], blocks: Items[int], progress: Progress) -> None:
+        """Fill blocks with these chunks, tier by tier as they lie, until one cannot be had. The blocks of what could
+        not are zeros then. What each run of one tier took is what the tier is known by.
         """
-        n_read = at = 0
         with self._safely("restored"):
-            while at < len(chunks):
-                tier = chunks[at][1]
-                end = next((n for n in range(at, len(chunks)) if chunks[n][1] is not tier), len(chunks))
+            for tier, run in groupby(chunks, key=itemgetter(1)):
                 start, n_bytes = time.perf_counter(), 0
-                for spec, _ in chunks[at:end]:
-                    if not self._read_chunk(spec, tier, self._of_chunk(n_read, blocks)):
+                whole = True
+                for spec, _ in run:
+                    whole = not progress.stop and self._read_chunk(spec, tier, self._of_chunk(progress.n_read, blocks))
+                    if not whole:
                         break
-                    n_read += 1
+                    progress.n_read += 1
                     n_bytes += spec.frame_bytes
                 if n_bytes:
                     self._price.read(tier, n_bytes, time.perf_counter() - start)
-                if n_read < end:
+                if not whole:
                     break
-                at = end
-        for block in blocks[n_read * self._chunking.n_blocks :]:
+        for block in blocks[progress.n_read * self._chunking.n_blocks :]:
             self._memory.wipe(block)
-        return n_read
 
     def probe(self, spec: FrameSpec, tier: Tier) -> None:
         """Read a chunk for nothing but to learn how fast its tier is now."""
