@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+from array import array
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import aiohttp
 import pytest
 
 from backends.engine_metrics import read_load
+from backends.kv_subscriber import KvSubscriber
 from backends.worker.engine_client import EngineError
 from backends.worker.worker import Worker
+from cache.block_hash import ChainKey, extend_chain, root_hash
+from cache.prefix_index import PrefixIndex
+from policies.types import Tier, TokenIds, WorkerId
+from tests.gateway_fixtures import eventually
 from tests.redis_fixtures import needs_redis, redis_server
 from tests.worker_fixtures import real_options
 from tests.worker_tiny_model import tiny_model
@@ -108,6 +116,73 @@ async def test_host_memory_gives_back_what_the_pool_has_lost(model: Path) -> Non
         assert cached > 200
 
 
+@needs_redis
+@pytest.mark.parametrize("says", [{"prompt_cache_retention": "24h"}, {}])
+async def test_what_somebody_comes_back_for_is_in_redis_before_the_worker_dies(
+    model: Path, says: dict[str, Any]
+) -> None:
+    """And what is in host memory alone goes there before the worker ends."""
+    with redis_server("--maxmemory", "64mb") as server:
+        engine = {"kv_redis": server.url, "kv_host": 16 << 20}
+        async with Worker(real_options(model, engine)) as worker:
+            text, _ = await ask(worker, **says)
+            await kept(worker)
+            if says:
+                stats = worker.engine.stats
+                await eventually(
+                    lambda: worker.engine.stats.kv_counts.get("written behind", 0) >= stats.kept_tokens / 64
+                )
+                assert worker.engine.pid is not None
+                os.kill(worker.engine.pid, signal.SIGKILL)
+                await worker.failed()
+        async with Worker(real_options(model, {**engine, "kv_patience": 20.0})) as other:
+            again, cached = await ask(other)
+            assert again == text
+            assert cached > 200
+            text = await page(other)
+            assert 'prefixgate:kv_tier_seconds_per_token{tier="host",store=""}' in text
+            assert re.search(r'kv_tier_round_trip_seconds\{tier="redis",store="[0-9a-f]{16}"\} 0\.\d', text)
+
+
+async def test_encrypted_kv_is_restored_with_its_key_alone(model: Path, tmp_path: Path) -> None:
+    keys = [tmp_path / "a.key", tmp_path / "b.key"]
+    for path in keys:
+        path.touch(mode=0o600)
+        path.write_text(token_hex(32))
+    engine = {"kv_disk": str(tmp_path / "kv"), "kv_disk_bytes": 64 << 20, "kv_key_file": str(keys[0])}
+    text = await first_life(model, engine)
+    for change, finds in [({"kv_key_file": str(keys[1])}, False), ({"kv_key_file": None}, False), ({}, True)]:
+        async with Worker(real_options(model, engine | change)) as other:
+            again, cached = await ask(other)
+            assert again == text
+            assert (cached > 200) is finds
+
+
+async def test_a_gateway_s_index_knows_what_host_memory_has(model: Path) -> None:
+    async with Worker(real_options(model, {"kv_host": 16 << 20, "kv_blocks": 32})) as worker:
+        index, name = PrefixIndex(max_blocks=10_000), WorkerId("w")
+        index.add_worker(name, model="tiny", block_size=16, salts_told=True)
+        assert worker.kv_endpoint is not None
+        subscriber = KvSubscriber(name, index, endpoint=worker.kv_endpoint, replay_endpoint=worker.replay_endpoint)
+        running = asyncio.create_task(subscriber.run())
+        try:
+            await ask(worker)
+            async with aiohttp.ClientSession() as http:
+                chat = {"messages": [{"role": "user", "content": STORY}]}
+                async with http.post(f"{worker.url}/tokenize", json=chat) as response:
+                    ids = TokenIds(array("I", (await response.json())["tokens"]).tobytes())
+            hashes = extend_chain(root_hash(ChainKey("tiny", 16)), ids, 16)
+            await eventually(lambda: index.is_tiered)
+            for number in range(3):  # each fills the pool
+                await ask(worker, f"{number} {STORY}")
+            await eventually(lambda: set(index.match_tiers(hashes).get(name, {})) == {Tier.HOST})
+            assert (await ask(worker))[1] > 200
+            await eventually(lambda: Tier.DEVICE in index.match_tiers(hashes).get(name, {}))
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
@@ -117,6 +192,9 @@ async def test_host_memory_gives_back_what_the_pool_has_lost(model: Path) -> Non
         ({"kv_host": 1 << 20, "dtype": "float64"}, "float64"),
         ({"kv_host": 1 << 20, "enable_prefix_caching": False}, "prefix caching"),
         ({"kv_disk": "/proc/kv"}, "kv_disk: .*/proc/kv"),
+        ({"kv_host": 1 << 20, "kv_key_file": "/nowhere/kv.key"}, "kv_key_file: .*/nowhere/kv.key"),
+        ({"kv_host": 1 << 20, "kv_tenant_share": 2.0}, "kv_tenant_share"),
+        ({"kv_redis": "redis://127.0.0.1/1", "kv_redis_cluster": True}, "kv_redis: .*cluster"),
     ],
 )
 async def test_options_that_cannot_be_are_refused_with_the_reason(
