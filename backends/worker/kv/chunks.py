@@ -28,7 +28,7 @@ class Chunking:
     @property
     def n_blocks(self) -> int:
         """Blocks in a chunk."""
-        return max(1, min(_MOST_BLOCKS, _WANTED_BYTES // self.geometry.block_bytes))
+        return max(1, min(_MOST_BLOCKS, round(_WANTED_BYTES / self.geometry.block_bytes)))
 
     @property
     def n_tokens(self) -> int:
