@@ -125,7 +125,7 @@ class PrefixIndex:
         name is a tier of its own. Kept when the worker is cleared, not when it is added anew. Unknown names are fine.
         """
         state = self._workers.get(worker)
-        shared = {tier: store for tier, store in stores.items() if store and tier is not Tier.DEVICE}
+        shared: dict[Tier, str] = {tier: store for tier, store in stores.items() if store and tier is not Tier.DEVICE}
         if state is None or state.stores == shared:
             return
         self._groups.leave(state)
@@ -329,13 +329,14 @@ class PrefixIndex:
                 left &= ~wide
             alive ^= left  # who is on no tier is out
             for at, was in enumerate(before):
-                if moved := was & ~on[at]:
-                    alive &= ~self._close(found, starts, moved, tiers[at], depth)
+                if (moved := was & ~on[at]) and (full := self._close(found, starts, moved, tiers[at], depth)):
+                    alive &= ~full
+                    on = [workers & ~full for workers in on]
             if not alive:
                 return found
             depth += len(list(run))
         for at, is_on in enumerate(on):
-            self._close(found, starts, is_on & alive, tiers[at], depth)
+            self._close(found, starts, is_on, tiers[at], depth)
         return found
 
     def _close(
@@ -353,7 +354,7 @@ class PrefixIndex:
 
     def match_tiers(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, dict[Tier, int]]:
         """The same, summed up by tier. Only workers and tiers with blocks are listed."""
-        return {worker: by_tier(runs) for worker, runs in self.match_runs(hashes).items()}
+        return {worker: blocks_by_tier(runs) for worker, runs in self.match_runs(hashes).items()}
 
     @property
     def is_tiered(self) -> bool:
@@ -409,7 +410,7 @@ class PrefixIndex:
         check_queue(workers, self._predictions)
 
 
-def by_tier(runs: Sequence[TierRun]) -> dict[Tier, int]:
+def blocks_by_tier(runs: Sequence[TierRun]) -> dict[Tier, int]:
     """Blocks on each tier."""
     blocks: dict[Tier, int] = {}
     for tier, count in runs:

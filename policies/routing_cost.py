@@ -11,6 +11,9 @@ from policies.routing_types import Needs, Prompt, RouteDecision, WorkerView, dec
 DEFAULT_PREFILL_RATE: Final = 8_000.0
 """Tokens/s of a worker nobody has seen at work; where all are unknown it cancels out."""
 
+CHOICES: Final = ("holder", "restore", "recompute")
+"""Reasons of a decision where something could be restored; see `choice_of`."""
+
 
 class PredictedCost:
     """The worker with the lowest predicted time to first token, plus what serving it there costs everybody else.
