@@ -201,8 +201,8 @@ class FleetState:
         generates: bool = True,
         restore_s: float = 0.0,
     ) -> Reservation:
-        """Book one request with so many prompt tokens to compute, or None where nobody counts them; `restore_s` until it
-        has restored others. Only one that `generates` tokens tells by its silence that a worker hangs.
+        """Book one request with so many prompt tokens to compute, or None where nobody counts them; `restore_s` until
+        it has restored others. Only one that `generates` tokens tells by its silence that a worker hangs.
         """
         self._tickets += 1
         worker.active += 1

@@ -121,8 +121,9 @@ class PrefixIndex:
             self._predictions.trim(state, state.recency)
 
     def set_stores(self, worker: WorkerId, stores: Mapping[Tier, str]) -> None:
-        """Which of its tiers it shares: with all workers of its model that name the same store on the same tier. An empty
-        name is a tier of its own. Kept when the worker is cleared, not when it is added anew. Unknown names are fine.
+        """Which of its tiers it shares: with all workers of its model that name the same store on the same tier. An
+        empty name is a tier of its own. Kept when the worker is cleared, not when it is added anew. Unknown names are
+        fine.
         """
         state = self._workers.get(worker)
         shared: dict[Tier, str] = {tier: store for tier, store in stores.items() if store and tier is not Tier.DEVICE}

@@ -1,7 +1,7 @@
 """Which workers read the same store: a block that one of them has there, all of them have.
 
-A group is a bit mask of workers for each tier, store and model. A mask of the tier's table is widened by the groups that
-it touches, when it is asked for: no entry is copied, and a worker that leaves takes only its own with it.
+A group is a bit mask of workers for each tier, store and model. A mask of the tier's table is widened by the groups
+that it touches, when it is asked for: no entry is copied, and a worker that leaves takes only its own with it.
 """
 
 from __future__ import annotations

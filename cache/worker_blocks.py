@@ -100,7 +100,8 @@ class WorkerBlocks:
 
     __slots__ = (
         "bit", "block_size", "engines", "extra_refs", "id", "ignored_groups", "latest_deadline", "main_group",
-        "n_exact", "predicted", "retired", "roots", "salts", "salts_told", "slot", "stores", "torn_until", "traits", "victims",
+        "n_exact", "predicted", "retired", "roots", "salts", "salts_told", "slot", "stores", "torn_until", "traits",
+        "victims",
     )  # fmt: skip
 
     def __init__(self, worker: WorkerId, slot: int, traits: WorkerTraits) -> None:

@@ -180,7 +180,7 @@ class Placement:
                 return RouteDecision(place, cached.get(home, 0), (), "follows" if exchange.follows else "session")
         return None
 
-    def _decide(  # noqa: PLR0917 - what was found out, one by one
+    def _decide(
         self,
         exchange: Exchange,
         prompt: PromptView | None,

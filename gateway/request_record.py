@@ -49,8 +49,8 @@ class Attempt:
         runs: Mapping[WorkerId, Sequence[TierRun]] | None = None,
         restorable: Mapping[WorkerId, Sequence[PricedRun]] = NOTHING_RESTORABLE,
     ) -> None:
-        """`cached` are prompt tokens by worker; `runs` blocks by worker and tier, in order, where any is not on a device;
-        `restorable` those behind `cached` that have a price, in tokens.
+        """`cached` are prompt tokens by worker; `runs` blocks by worker and tier, in order, where any is not on a
+        device; `restorable` those behind `cached` that have a price, in tokens.
         """
         self.worker = worker
         self.candidates = candidates
@@ -67,8 +67,8 @@ class RequestRecord:
 
     __slots__ = (
         "arrived", "attempts", "cached_tokens", "dialect", "error", "finished_at", "first_byte_at", "kind", "method",
-        "model", "outcome", "path", "prompt_tokens", "request_id", "response_bytes", "response_model", "restored_tokens",
-        "routed_at", "session", "status", "streams", "trace", "traceparent", "usage",
+        "model", "outcome", "path", "prompt_tokens", "request_id", "response_bytes", "response_model",
+        "restored_tokens", "routed_at", "session", "status", "streams", "trace", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, request_id: bytes, method: bytes, path: bytes, arrived: float) -> None:
@@ -98,8 +98,8 @@ class RequestRecord:
         self.attempts: list[Attempt] = []
 
     def expected_cached(self, reported: int) -> int:
-        """What of the prompt its worker was thought not to compute, beside the number that it reported: what it held and
-        what it would restore. Whether it restores is for the worker to say, so both are as predicted, and all between.
+        """What of the prompt its worker was thought not to compute, beside the number that it reported: what it held
+        and what it would restore. Whether it restores is for the worker to say, so all between is as predicted.
         """
         return min(max(reported, self.cached_tokens), self.cached_tokens + self.restored_tokens)
 

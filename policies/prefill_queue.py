@@ -4,8 +4,8 @@ An engine prefills in the order of arrival (vLLM's default), so the requests tha
 FIFO whose head is being worked on. Times are seconds of one clock, chosen by the caller; work is uncached tokens.
 
 A request that first restores some of its prompt from a slower tier is not in that FIFO: nobody outside sees when its
-transfer ends, others overtake it meanwhile, and the engine may have nothing to do. What it has to compute counts as work
-until it is answered, and its transfer as the worker's I/O; but the time it took teaches nothing.
+transfer ends, others overtake it meanwhile, and the engine may have nothing to do. What it has to compute counts as
+work until it is answered, and its transfer as the worker's I/O; but the time it took teaches nothing.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class PrefillQueue:
 
     def push(self, ticket: int, tokens: float, now: float, *, streams: bool, restore_s: float = 0.0) -> None:
         """A request with so many tokens to compute was sent. Without a stream its first byte is also its last,
-        so that it tells nothing about prefill. With `restore_s` it restores the rest of its prompt until so many seconds
-        from now, what was being restored before it included.
+        so that it tells nothing about prefill. With `restore_s` it restores the rest of its prompt until so many
+        seconds from now, what was being restored before it included.
         """
         tokens = max(tokens, 1.0)
         self.total += tokens

@@ -77,8 +77,8 @@ def priced(
     runs: Sequence[TierRun], block_size: int, n_tokens: int, prices: Mapping[Tier, TierPrice]
 ) -> tuple[int, tuple[PricedRun, ...]]:
     """Tokens on the device, and the runs behind them, of a prompt of `n_tokens`. The last token is always computed. A
-    tier without a price ends the chain: what lies behind needs what is there. Blocks on the device behind a run that has
-    to be restored cost nothing: they are found once that is.
+    tier without a price ends the chain: what lies behind needs what is there. Blocks on the device behind a run that
+    has to be restored cost nothing: they are found once that is.
     """
     left = n_tokens - 1
     device = 0

@@ -31,9 +31,9 @@ class PredictedCost:
 
     Where a worker has more of the prompt on slower tiers, it is weighed with the cheapest of what it can do there:
     restore some of it, or compute all that its device lacks (`restore_route`). So one price tells whether to go to the
-    holder, to restore elsewhere, or to recompute. A restore occupies the worker's I/O and not its engine, which computes
-    meanwhile what waits ahead: until the computing of this prompt can begin it takes the longer of the two and not their
-    sum. What is restored holds nobody up, so the extra weight is on computed tokens alone.
+    holder, to restore elsewhere, or to recompute. A restore occupies the worker's I/O and not its engine, which
+    computes meanwhile what waits ahead: until the computing of this prompt can begin it takes the longer of the two and
+    not their sum. What is restored holds nobody up, so the extra weight is on computed tokens alone.
     """
 
     needs = Needs.PREFIXES

@@ -1,5 +1,5 @@
-"""The prefix index over several tiers: runs in order, and stores that workers share. Random histories of the same are in
-`test_prefix_index`.
+"""The prefix index over several tiers: runs in order, and stores that workers share. `test_prefix_index` has random
+histories of the same.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class _Route:
     """One kind of request for one model."""
 
     __slots__ = (
-        "cached", "choices", "completion", "duration", "first_token", "input", "kind", "model", "output", "per_token", "predicted",
-        "prompt", "requests", "restored",
+        "cached", "choices", "completion", "duration", "first_token", "input", "kind", "model", "output", "per_token",
+        "predicted", "prompt", "requests", "restored",
     )  # fmt: skip
 
     def __init__(self, kind: str, model: str) -> None:
