@@ -8,16 +8,24 @@ its end (`_commit`). Steps that only decode and change nothing else are lived th
 Scheduling follows vLLM v1: running sequences first, then the waiting queue first come, first served; chunked
 prefill under a budget of tokens per step; when blocks run out the last admitted sequence is preempted and
 recomputed later; a prompt's last token is always computed, so that there is something to sample from.
+
+With slower tiers behind the device cache a sequence may first be *restoring*: where reading what they have of its
+prompt is quicker than computing it, into blocks that are held meanwhile. Then the blocks are cached as any others, the
+sequence waits as any other, and finds them when it is admitted, unless they had to go again.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from heapq import heapify, heappop, heappush
 
 from backends.simulated.block_pool import BlockPool
 from backends.simulated.engine_config import EngineConfig, EngineStats, KvBatch, QueueFullError, RequestTooLongError
+from backends.simulated.kv_tiers import BlockTier, EngineTiers
 from backends.simulated.sequence import Sequence, SimRequest, TokenOut
 from backends.simulated.step_run import StepRun
+from policies.types import Tier
 
 __all__ = ["EngineConfig", "EngineStats", "KvBatch", "QueueFullError", "RequestTooLongError", "SimulatedEngine"]
 
@@ -27,9 +35,15 @@ _TIMES_KEPT = 4096
 class SimulatedEngine:
     """Submit, ask when something happens next, advance to then, read what came out."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, store: BlockTier | None = None) -> None:
+        """`store` is a tier that other engines read too."""
         self.config = config
         self.pool = BlockPool(config.blocks)
+        own = [] if config.host is None else [BlockTier(Tier.HOST, config.host)]
+        shared = [] if store is None else [store]
+        self.tiers = EngineTiers([*own, *shared], speed=config.speed, rate=config.prefill_rate)
+        self._restoring: list[tuple[float, int, Sequence]] = []  # a heap: when each ends, in order of arrival
+        self._arrivals = 0
         serial = config.timing.one_at_a_time
         self._max_running = 1 if serial else config.max_num_seqs
         self._budget = config.context_tokens if serial else config.max_batched_tokens
@@ -63,9 +77,14 @@ class SimulatedEngine:
         """
         self._check(request)
         self._live_until(now, start=False)
+        sequence = Sequence(request, self.config.block_size)
+        if not (self.tiers.tiers and self._restore(sequence, now)):
+            self._wait(sequence, now)
+
+    def _wait(self, sequence: Sequence, now: float) -> None:
         if self._run is None and not self._running and not self._waiting:
             self._ready_at = now
-        self._waiting.append(Sequence(request, self.config.block_size))
+        self._waiting.append(sequence)
         self._stop_after_current_step()
 
     def cancel(self, request_id: str, now: float) -> bool:
@@ -77,6 +96,8 @@ class SimulatedEngine:
         self._outputs = [out for out in self._outputs if out.id != request_id]
         sequence = self._running.get(request_id)
         if sequence is None:
+            if self._stop_restoring(request_id):
+                return True
             waiting = next((each for each in self._waiting if each.request.id == request_id), None)
             if waiting is None:
                 return False
@@ -95,6 +116,7 @@ class SimulatedEngine:
         self._live_until(now, start=False)
         cleared = self.pool.clear_cache()
         if cleared:
+            self.tiers.forget()
             self._collect_events(now)
         return cleared
 
@@ -102,8 +124,13 @@ class SimulatedEngine:
         """When `advance` has something to do next; None while there is no work. Changes nothing."""
         run = self._run
         if run is None:
-            return self._ready_at if self._waiting or self._running else None
-        return run.end(run.done + 1 if self._streaming else run.steps)
+            at = self._ready_at if self._waiting or self._running else None
+        else:
+            at = run.end(run.done + 1 if self._streaming else run.steps)
+        if self._restoring:
+            restored_at = self._restoring[0][0]
+            return restored_at if at is None else min(at, restored_at)
+        return at
 
     def advance(self, now: float) -> list[TokenOut]:
         """Live until `now`; the outputs since the last call, in order. The caller owns the list."""
@@ -115,21 +142,23 @@ class SimulatedEngine:
         return outputs
 
     def take_kv_events(self) -> list[KvBatch]:
-        """Changes of the prefix cache since the last call, one batch a step; the caller owns the list."""
+        """Changes of the caches since the last call, one batch a step; the caller owns the list."""
+        if self._run is None:
+            self._collect_events(self._now)  # what other engines have pushed out of a shared store meanwhile
         batches, self._batches = self._batches, []
         return batches
 
     @property
     def idle(self) -> bool:
         """Whether no request is here."""
-        return not (self._running or self._waiting)
+        return not (self._running or self._waiting or self._restoring)
 
     def stats(self) -> EngineStats:
         """Counters and gauges as of the last `advance`."""
         reported_late = sum(self._step - sequence.joined for sequence in self._decoding)
         return EngineStats(
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._restoring),
             kv_usage=self.pool.used / self.pool.capacity,
             prefix_cache_queries=self._queries,
             prefix_cache_hits=self._hits,
@@ -141,7 +170,8 @@ class SimulatedEngine:
     def check_integrity(self) -> None:
         """Raise AssertionError unless sequences and pool agree: free + used == capacity, no block lost."""
         self.pool.check_integrity()
-        held = {block for sequence in self._running.values() for block in sequence.blocks}
+        holding = [*self._running.values(), *(sequence for _, _, sequence in self._restoring)]
+        held = {block for sequence in holding for block in sequence.blocks}
         assert len(held) == self.pool.used
         assert all(not sequence.blocks for sequence in self._waiting)
         due = [s for table in (self._grow_due, self._finish_due) for bucket in table.values() for s in bucket]
@@ -157,10 +187,17 @@ class SimulatedEngine:
             message = f"time went back from {self._now} to {now}"
             raise ValueError(message)
         self._now = now
+        while self._restoring and self._restoring[0][0] <= now:
+            at, _, sequence = heappop(self._restoring)
+            self._step_until(at, start=False)
+            self._restored(sequence, at)
+        self._step_until(now, start=start)
+
+    def _step_until(self, now: float, *, start: bool) -> None:
         while True:
             if self._run is None:
                 due = self._ready_at <= now if start else self._ready_at < now
-                if self.idle or not due:
+                if not (self._running or self._waiting) or not due:
                     return
                 self._run = self._schedule(self._ready_at)
             run = self._run
@@ -175,6 +212,57 @@ class SimulatedEngine:
     def _stop_after_current_step(self) -> None:
         if self._run is not None:
             self._run.steps = min(self._run.steps, self._run.done + 1)
+
+    # -- slower tiers ------------------------------------------------------------------------------------
+
+    def _restore(self, sequence: Sequence, now: float) -> bool:
+        """Begin to restore what is worth it of a new sequence's prompt; False where nothing is, or nothing fits."""
+        size = self.config.block_size
+        most = (sequence.total - 1) // size
+        matched = self.pool.match(sequence.hashes, most)
+        split = self.tiers.plan(sequence.hashes, len(matched), most, n_tokens=sequence.total, block_size=size, now=now)
+        count = split.restored_tokens // size
+        if not count or not self.pool.has_room(count, matched):
+            return False
+        self.pool.take(matched)
+        sequence.blocks = [*matched, *self.pool.allocate(count)]
+        sequence.restoring = (len(matched), len(matched) + count)
+        self._arrivals += 1
+        heappush(self._restoring, (self.tiers.begin(split, now), self._arrivals, sequence))
+        return True
+
+    def _restored(self, sequence: Sequence, at: float) -> None:
+        """What was restored can be found from now on, by this sequence and by all others."""
+        first, last = sequence.restoring
+        self.pool.store(
+            sequence.blocks[first:last],
+            sequence.hashes[first:last],
+            parent=sequence.hashes[first - 1] if first else None,
+            owner=sequence.request,
+            first_block=first,
+        )
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        self._wait(sequence, at)
+        if self._run is None:
+            self._collect_events(at)
+
+    def _stop_restoring(self, request_id: str) -> bool:
+        for entry in self._restoring:
+            if entry[2].request.id == request_id:
+                self._restoring.remove(entry)
+                heapify(self._restoring)
+                self.pool.release(entry[2].blocks)
+                return True
+        return False
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Leave full blocks that are computed on the slower tiers; those of unknown tokens nobody could find again."""
+        request, size = sequence.request, self.config.block_size
+        tokens = sequence.computed if request.output_ids else min(sequence.computed, request.n_tokens)
+        n_blocks = min(sequence.stored, tokens // size)
+        if n_blocks:
+            self.tiers.keep(sequence.hashes[:n_blocks], request)
 
     # -- the start of a step -----------------------------------------------------------------------------
 
@@ -331,6 +419,8 @@ class SimulatedEngine:
 
     def _collect_events(self, at: float) -> None:
         events = self.pool.take_events()
+        if self.tiers.tiers:
+            events += self.tiers.take_events()
         if events:
             self._batches.append(KvBatch(at, events))
 
@@ -390,6 +480,8 @@ class SimulatedEngine:
         if self._partial is sequence:
             self._partial = None
         del self._running[sequence.request.id]
+        if self.tiers.tiers:
+            self._keep(sequence)
         self.pool.release(sequence.blocks)
 
     def _stop_decoding(self, sequence: Sequence) -> None:
@@ -416,6 +508,7 @@ class SimulatedEngine:
             raise RequestTooLongError(request, self.config.context_tokens)
         if self.config.max_waiting is not None and len(self._waiting) >= self.config.max_waiting:
             raise QueueFullError
-        if request.id in self._running or any(each.request.id == request.id for each in self._waiting):
+        here = itertools.chain(self._waiting, (sequence for _, _, sequence in self._restoring))
+        if request.id in self._running or any(each.request.id == request.id for each in here):
             message = f"request id {request.id!r} is in use"
             raise ValueError(message)
