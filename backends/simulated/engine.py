@@ -10,8 +10,9 @@ prefill under a budget of tokens per step; when blocks run out the last admitted
 recomputed later; a prompt's last token is always computed, so that there is something to sample from.
 
 With slower tiers behind the device cache a sequence may first be *restoring*: where reading what they have of its
-prompt is quicker than computing it, into blocks that are held meanwhile. Then the blocks are cached as any others, the
-sequence waits as any other, and finds them when it is admitted, unless they had to go again.
+prompt is quicker than computing it, into blocks that it holds until it is admitted. Then the blocks are cached as any
+others, and the sequence waits as any other. It loses them again where a running sequence needs room, or the head of the
+queue while nothing runs. What found no room on arrival, or lost it, restores when its turn comes, and others go ahead.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
+from typing import NamedTuple
 
 from backends.simulated.block_pool import BlockPool
 from backends.simulated.engine_config import EngineConfig, EngineStats, KvBatch, QueueFullError, RequestTooLongError
@@ -32,6 +35,14 @@ __all__ = ["EngineConfig", "EngineStats", "KvBatch", "QueueFullError", "RequestT
 _TIMES_KEPT = 4096
 
 
+class _Restore(NamedTuple):
+    ends_at: float
+    number: int
+    sequence: Sequence
+    in_turn: bool
+    """It was at the head of the queue, and comes back there."""
+
+
 class SimulatedEngine:
     """Submit, ask when something happens next, advance to then, read what came out."""
 
@@ -42,8 +53,8 @@ class SimulatedEngine:
         own = [] if config.host is None else [BlockTier(Tier.HOST, config.host)]
         shared = [] if store is None else [store]
         self.tiers = EngineTiers([*own, *shared], speed=config.speed, rate=config.prefill_rate)
-        self._restoring: list[tuple[float, int, Sequence]] = []  # a heap: when each ends, in order of arrival
-        self._arrivals = 0
+        self._restoring: list[_Restore] = []  # a heap
+        self._restores = 0
         serial = config.timing.one_at_a_time
         self._max_running = 1 if serial else config.max_num_seqs
         self._budget = config.context_tokens if serial else config.max_batched_tokens
@@ -78,13 +89,16 @@ class SimulatedEngine:
         self._check(request)
         self._live_until(now, start=False)
         sequence = Sequence(request, self.config.block_size)
-        if not (self.tiers.tiers and self._restore(sequence, now)):
-            self._wait(sequence, now)
+        if not self._restore(sequence, now, in_turn=False):
+            self._wait(sequence, now, in_turn=False)
 
-    def _wait(self, sequence: Sequence, now: float) -> None:
+    def _wait(self, sequence: Sequence, now: float, *, in_turn: bool) -> None:
         if self._run is None and not self._running and not self._waiting:
             self._ready_at = now
-        self._waiting.append(sequence)
+        if in_turn:
+            self._waiting.appendleft(sequence)
+        else:
+            self._waiting.append(sequence)
         self._stop_after_current_step()
 
     def cancel(self, request_id: str, now: float) -> bool:
@@ -96,12 +110,15 @@ class SimulatedEngine:
         self._outputs = [out for out in self._outputs if out.id != request_id]
         sequence = self._running.get(request_id)
         if sequence is None:
-            if self._stop_restoring(request_id):
+            restoring = next((each for each in self._restoring if each.sequence.request.id == request_id), None)
+            if restoring is not None:
+                self._stop_restoring(restoring)
                 return True
             waiting = next((each for each in self._waiting if each.request.id == request_id), None)
             if waiting is None:
                 return False
             self._waiting.remove(waiting)
+            self._let_go(waiting)
             return True
         self._leave(sequence)
         if self._run is None:
@@ -128,7 +145,7 @@ class SimulatedEngine:
         else:
             at = run.end(run.done + 1 if self._streaming else run.steps)
         if self._restoring:
-            restored_at = self._restoring[0][0]
+            restored_at = self._restoring[0].ends_at
             return restored_at if at is None else min(at, restored_at)
         return at
 
@@ -170,10 +187,9 @@ class SimulatedEngine:
     def check_integrity(self) -> None:
         """Raise AssertionError unless sequences and pool agree: free + used == capacity, no block lost."""
         self.pool.check_integrity()
-        holding = [*self._running.values(), *(sequence for _, _, sequence in self._restoring)]
+        holding = [*self._running.values(), *self._waiting, *(restore.sequence for restore in self._restoring)]
         held = {block for sequence in holding for block in sequence.blocks}
         assert len(held) == self.pool.used
-        assert all(not sequence.blocks for sequence in self._waiting)
         due = [s for table in (self._grow_due, self._finish_due) for bucket in table.values() for s in bucket]
         assert len(due) == len(self._decoding)
         assert set(due) == self._decoding
@@ -187,27 +203,30 @@ class SimulatedEngine:
             message = f"time went back from {self._now} to {now}"
             raise ValueError(message)
         self._now = now
-        while self._restoring and self._restoring[0][0] <= now:
-            at, _, sequence = heappop(self._restoring)
-            self._step_until(at, start=False)
-            self._restored(sequence, at)
-        self._step_until(now, start=start)
-
-    def _step_until(self, now: float, *, start: bool) -> None:
         while True:
-            if self._run is None:
-                due = self._ready_at <= now if start else self._ready_at < now
-                if not (self._running or self._waiting) or not due:
-                    return
-                self._run = self._schedule(self._ready_at)
-            run = self._run
-            ended = run.ended_by(now)
-            if ended > run.done:
-                self._commit(run, ended - run.done)
-            if run.done < run.steps:
+            if self._restoring and self._restoring[0].ends_at <= now:
+                if not self._go_on(self._restoring[0].ends_at, start=False):
+                    self._restored(heappop(self._restoring))
+            elif not self._go_on(now, start=start):
                 return
-            self._ready_at = run.end(run.steps)
-            self._run = None
+
+    def _go_on(self, limit: float, *, start: bool) -> bool:
+        """Begin a step, or commit those that ended until `limit`; False if there is nothing more to do until then."""
+        run = self._run
+        if run is None:
+            due = self._ready_at <= limit if start else self._ready_at < limit
+            if not (self._running or self._waiting) or not due:
+                return False
+            self._run = self._schedule(self._ready_at)
+            return True
+        ended = run.ended_by(limit)
+        if ended > run.done:
+            self._commit(run, ended - run.done)
+        if run.done < run.steps:
+            return False
+        self._ready_at = run.end(run.steps)
+        self._run = None
+        return True
 
     def _stop_after_current_step(self) -> None:
         if self._run is not None:
@@ -215,8 +234,10 @@ class SimulatedEngine:
 
     # -- slower tiers ------------------------------------------------------------------------------------
 
-    def _restore(self, sequence: Sequence, now: float) -> bool:
-        """Begin to restore what is worth it of a new sequence's prompt; False where nothing is, or nothing fits."""
+    def _restore(self, sequence: Sequence, now: float, *, in_turn: bool) -> bool:
+        """Begin to restore what is worth it of a prompt; False where nothing is, or nothing fits."""
+        if not self.tiers.tiers:
+            return False
         size = self.config.block_size
         most = (sequence.total - 1) // size
         matched = self.pool.match(sequence.hashes, most)
@@ -227,12 +248,13 @@ class SimulatedEngine:
         self.pool.take(matched)
         sequence.blocks = [*matched, *self.pool.allocate(count)]
         sequence.restoring = (len(matched), len(matched) + count)
-        self._arrivals += 1
-        heappush(self._restoring, (self.tiers.begin(split, now), self._arrivals, sequence))
+        self._restores += 1
+        heappush(self._restoring, _Restore(self.tiers.begin(split, now), self._restores, sequence, in_turn))
         return True
 
-    def _restored(self, sequence: Sequence, at: float) -> None:
+    def _restored(self, restore: _Restore) -> None:
         """What was restored can be found from now on, by this sequence and by all others."""
+        at, _, sequence, in_turn = restore
         first, last = sequence.restoring
         self.pool.store(
             sequence.blocks[first:last],
@@ -241,20 +263,32 @@ class SimulatedEngine:
             owner=sequence.request,
             first_block=first,
         )
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
-        self._wait(sequence, at)
+        self._wait(sequence, at, in_turn=in_turn)
         if self._run is None:
             self._collect_events(at)
 
-    def _stop_restoring(self, request_id: str) -> bool:
-        for entry in self._restoring:
-            if entry[2].request.id == request_id:
-                self._restoring.remove(entry)
-                heapify(self._restoring)
-                self.pool.release(entry[2].blocks)
+    def _reclaim(self) -> bool:
+        """Take back the blocks of whoever came last among those that only hold them for later; False if nobody does."""
+        for sequence in reversed(self._waiting):
+            if sequence.blocks:
+                self._let_go(sequence)
                 return True
-        return False
+        if not self._restoring:
+            return False
+        last = max(self._restoring, key=attrgetter("number"))
+        self._stop_restoring(last)
+        self._waiting.append(last.sequence)
+        return True
+
+    def _stop_restoring(self, restore: _Restore) -> None:
+        self._restoring.remove(restore)
+        heapify(self._restoring)
+        self._let_go(restore.sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        if sequence.blocks:
+            self.pool.release(sequence.blocks)
+            sequence.blocks = []
 
     def _keep(self, sequence: Sequence) -> None:
         """Leave full blocks that are computed on the slower tiers; those of unknown tokens nobody could find again."""
@@ -275,7 +309,7 @@ class SimulatedEngine:
             budget -= self._continue_prefill(self._partial, budget, prefilling)
         preempted = self._preemptions > preemptions
         if not preempted:
-            self._admit(budget, prefilling)
+            self._admit(budget, prefilling, at)
         new_tokens = sum(count for _, count in prefilling)
         decoding = bool(self._decoding)
         kv_used = self.pool.used / self.pool.capacity
@@ -310,6 +344,8 @@ class SimulatedEngine:
     def _make_room(self, blocks: int, sequence: Sequence) -> bool:
         """Preempt from the end of the running ones until `blocks` are free; False if `sequence` is hit."""
         while not self.pool.has_room(blocks):
+            if self._reclaim():
+                continue
             victim = next(reversed(self._running.values()))
             self._preempt(victim)
             if victim is sequence:
@@ -334,7 +370,7 @@ class SimulatedEngine:
         self._place(sequence, needed, count, prefilling)
         return count
 
-    def _admit(self, budget: int, prefilling: list[tuple[Sequence, int]]) -> None:
+    def _admit(self, budget: int, prefilling: list[tuple[Sequence, int]], at: float) -> None:
         """First come, first served: a head that does not fit is waited for."""
         pool = self.pool
         while self._waiting and budget > 0 and len(self._running) < self._max_running:
@@ -344,15 +380,21 @@ class SimulatedEngine:
             total = sequence.total
             most_hits = (total - 1) // self.config.block_size
             sequence.hash_up_to(most_hits)
+            if not sequence.blocks and self._restore(sequence, at, in_turn=True):
+                self._waiting.popleft()
+                continue
             matched = pool.match(sequence.hashes, most_hits)
             cached = len(matched) * self.config.block_size
             count = min(total - cached, budget)
             needed = self._blocks_for(cached + count) - len(matched)
             if not pool.has_room(needed, matched):
+                if not self._running and self._reclaim():
+                    continue
                 self._blocked = (sequence, pool.releases)
                 return
             self._waiting.popleft()
             pool.take(matched)
+            self._let_go(sequence)
             sequence.blocks = matched
             sequence.stored = len(matched)
             sequence.computed = cached
@@ -508,7 +550,7 @@ class SimulatedEngine:
             raise RequestTooLongError(request, self.config.context_tokens)
         if self.config.max_waiting is not None and len(self._waiting) >= self.config.max_waiting:
             raise QueueFullError
-        here = itertools.chain(self._waiting, (sequence for _, _, sequence in self._restoring))
+        here = itertools.chain(self._waiting, (restore.sequence for restore in self._restoring))
         if request.id in self._running or any(each.request.id == request.id for each in here):
             message = f"request id {request.id!r} is in use"
             raise ValueError(message)

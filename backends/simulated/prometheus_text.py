@@ -11,7 +11,7 @@ from backends.simulated.engine import EngineConfig, EngineStats
 from policies.restore_route import TierPrice
 
 _ROUND_TRIP: Final = "prefixgate:kv_tier_round_trip_seconds"
-_PER_TOKEN: Final = "prefixgate:kv_tier_seconds_per_token"
+_PER_TOKEN: Final = "prefixgate:kv_tier_seconds_per_token"  # noqa: S105 - a tier's price
 
 
 class Flavour(StrEnum):
