@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -196,9 +197,7 @@ def test_a_tier_that_cannot_be_is_refused(bad: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("flavour", Flavour)
 async def test_prices_are_on_the_metrics_page(flavour: Flavour) -> None:
-    config = EngineConfig(
-        **{**{name: getattr(FAST, name) for name in FAST.__slots__}, "host": TierConfig(9, 0.2, 0.002)}
-    )
+    config = replace(FAST, host=TierConfig(9, 0.2, 0.002))
     async with (
         one_worker(engine=config, store=TierConfig(9, 0.4, 0.004), flavour=flavour) as worker,
         aiohttp.ClientSession(base_url=worker.url) as http,
