@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -202,8 +203,8 @@ def test_a_choice_among_tiers_is_told() -> None:
     made = Attempt(W0, views, {W0: 32}, decision, 100.01, {W0: [TierRun(Tier.DEVICE, 2)]}, restorable)
     done = record(attempts=[made])
     done.restored_tokens = 64
-    told = explanation(done, epoch=0.0)
-    [one] = told["attempts"]  # type: ignore[misc]  # a list of one
+    told: dict[str, Any] = explanation(done, epoch=0.0)
+    [one] = told["attempts"]
     assert told["predicted_restored_tokens"] == one["predicted_restored_tokens"] == 64
     assert (one["choice"], one["predicted_restore_s"]) == ("restore", 0.0125)
     assert one["why"] == "lowest cost of 2: 0.1, the next is 0.2 (restore)"

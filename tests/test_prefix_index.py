@@ -566,7 +566,9 @@ class IndexAgainstModel(RuleBasedStateMachine):
     def share(self, worker: WorkerId, stores: dict[Tier, str]) -> None:
         self.index.set_stores(worker, stores)
         if worker in self.models:
-            shared = {tier: store for tier, store in stores.items() if store and tier is not Tier.DEVICE}
+            shared: dict[Tier, str] = {
+                tier: store for tier, store in stores.items() if store and tier is not Tier.DEVICE
+            }
             self.models[worker].stores = shared
 
     @rule(worker=workers)
@@ -688,9 +690,9 @@ class IndexAgainstModel(RuleBasedStateMachine):
         self.agree(device, {worker: depth for worker, depth in expected.items() if depth})
         runs = self.index.match_runs(hashes)
         assert {worker: blocks_by_tier(found) for worker, found in runs.items()} == tiers
-        for worker, found in runs.items():
-            assert all(one.tier is not other.tier for one, other in itertools.pairwise(found))
-            held = found[0].blocks if found[0].tier is Tier.DEVICE else 0
+        for worker, parts in runs.items():
+            assert all(one.tier is not other.tier for one, other in itertools.pairwise(parts))
+            held = parts[0].blocks if parts[0].tier is Tier.DEVICE else 0
             assert held == device.get(worker, 0)
         for worker, found in tiers.items():
             assert found.get(Tier.DEVICE, 0) >= device.get(worker, 0)

@@ -16,6 +16,7 @@ from backends.simulated.engine import (
     RequestTooLongError,
     SimulatedEngine,
 )
+from backends.simulated.kv_chain import EngineHash
 from backends.simulated.kv_tiers import BlockTier, TierConfig
 from backends.simulated.sequence import SimRequest, TokenOut, request_from_ids
 from backends.simulated.timing import LinearPrefill, PublishedTiming
@@ -376,7 +377,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert len(self.held[Tier.DEVICE]) == self.engine.pool.cached
         for each in self.engine.tiers.tiers:
             assert len(self.held[each.tier]) == len(each) <= each.config.blocks
-            assert all(block in each for block in self.held[each.tier])
+            assert all(EngineHash(block) in each for block in self.held[each.tier])
 
 
 class TieredEngineMachine(EngineMachine):
