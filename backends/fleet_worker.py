@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from backends.worker_status import Standing
 from policies.breaker import NO_LIMITS, BreakerLimits, admits
@@ -143,7 +144,14 @@ class Worker:
             prefill.recent(now),
             self._share(now),
             prefill.restoring(now),
+            self._room(),
         )
+
+    def _room(self) -> float:
+        capacity = self.capacity
+        if self.kv_used is None or not capacity:
+            return inf
+        return (1.0 - self.kv_used) * capacity * self.block_size
 
     def load(self, now: float) -> WorkerView:
         """The same for policies that count requests only."""

@@ -33,7 +33,9 @@ class PredictedCost:
     restore some of it, or compute all that its device lacks (`restore_route`). So one price tells whether to go to the
     holder, to restore elsewhere, or to recompute. A restore occupies the worker's I/O and not its engine, which
     computes meanwhile what waits ahead: until the computing of this prompt can begin it takes the longer of the two and
-    not their sum. What is restored holds nobody up, so the extra weight is on computed tokens alone.
+    not their sum. What is restored holds nobody up, so the extra weight is on computed tokens alone. But it needs room:
+    what does not fit beside the requests that run waits until they free as much, and counts as so many tokens queued.
+    Restored tokens do not show in the queue, so nothing else would tell that a worker is full of them.
     """
 
     needs = Needs.PREFIXES
@@ -55,7 +57,7 @@ class PredictedCost:
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
         """The cheapest one, at random among equals, with the costs of all."""
         tokens, cached, _, restorable = prompt
-        ids, actives, queues, rates, recents, weights, _ = zip(*workers)  # noqa: B905 - one length by type; asking costs time
+        ids, actives, queues, rates, recents, weights, _, _ = zip(*workers)  # noqa: B905 - one length by type; asking costs time
         known = [rate for rate in rates if rate]
         usual = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE
         lack_weight = self._idle_weight + self._extra_weight * fullness(tokens, queues)
@@ -79,7 +81,7 @@ class PredictedCost:
         tokens, cached, _, restorable = prompt
         splits: list[RestoreSplit] = []
         costs: list[float] = []
-        for worker, active, queued, known_rate, recent, weight, wait_s in workers:
+        for worker, active, queued, known_rate, recent, weight, wait_s, room in workers:
             rate = known_rate or usual
             split = best_split(
                 tokens,
@@ -89,7 +91,7 @@ class PredictedCost:
                 lack_weight=lack_weight,
                 wait_s=wait_s,
             )
-            ready = max(queued, split.restore_s * rate)
+            ready = max(queued, split.restore_s * rate) + max(0.0, tokens - cached.get(worker, 0) - room)
             work = ready + self._decode_tokens * active + self._spread * recent + lack_weight * split.computed_tokens
             splits.append(split)
             costs.append(work / (rate * weight))

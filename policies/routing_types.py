@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from itertools import accumulate
+from math import inf
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
@@ -36,6 +37,8 @@ class WorkerView(NamedTuple):
     """How much of the work it shall take, as configured × its share while it starts slowly; above 0."""
     restoring_s: float = 0.0
     """Seconds that what it restores from slower tiers already will take."""
+    room_tokens: float = inf
+    """What fits in its device cache beside the requests that run, as it said last; infinite where it does not say."""
 
 
 NOTHING_RESTORABLE: Final[Mapping[WorkerId, Sequence[PricedRun]]] = MappingProxyType({})

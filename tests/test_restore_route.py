@@ -180,6 +180,14 @@ def test_a_restore_runs_beside_the_queue() -> None:
     assert waiting.costs[0] == pytest.approx(idle + 0.1), "one transfer after another"
 
 
+def test_what_does_not_fit_beside_those_that_run_waits() -> None:
+    full, empty = view(B)._replace(room_tokens=2_000.0), view(B)._replace(room_tokens=10_000.0)
+    assert FLAT.choose(LONG, [empty], 0.0).costs == FLAT.choose(LONG, [view(B)], 0.0).costs
+    waiting = FLAT.choose(LONG, [full], 0.0).costs[0] - FLAT.choose(LONG, [empty], 0.0).costs[0]
+    assert waiting == pytest.approx(8_000 / 8_000)
+    assert FLAT.choose(LONG._replace(restorable={}), [full], 0.0).costs == [10_000 / 8_000], "as before without tiers"
+
+
 def test_the_fuller_the_fleet_the_more_is_restored() -> None:
     prompt = Prompt(2_000, {}, None, {A: [PricedRun(1_900, TierPrice(Tier.REDIS, 0.0, 2e-4))]})
     assert PredictedCost().choose(prompt, [view(A)], 0.0).reason == "recompute"

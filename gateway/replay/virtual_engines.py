@@ -28,6 +28,7 @@ from policies.types import BlockHash, Tier, TokenIds, WorkerId
 
 _MODEL: Final = "virtual"
 _PREDICTION_TTL: Final = 5.0
+_SCRAPE_SECONDS: Final = 2.0
 
 
 class Engines:
@@ -60,6 +61,7 @@ class Engines:
                     1,
                     block_size=config.block_size,
                     configured_models=(_MODEL,),
+                    kv_blocks=config.blocks,
                     prefill=PrefillQueue(rate),
                 )
                 for i in range(workers + added)
@@ -69,6 +71,7 @@ class Engines:
         )
         self._store = None if store is None else BlockTier(Tier.REDIS, store, "store")
         self._knows_tiers = knows_tiers
+        self._next_scrape = 0.0
         slower = [tier.blocks for tier in (config.host, store) if tier is not None]
         self._index = PrefixIndex(max_blocks=2 * (workers + added) * (config.blocks + sum(slower)))
         self._root = root_hash(ChainKey(_MODEL, config.block_size))
@@ -112,6 +115,7 @@ class Engines:
         """Choose a worker and submit the request to it, in one step."""
         ids = prompt_ids(arrival)
         hashes = extend_chain(self._root, ids, self._block_size)
+        self._scrape(now)
         cached, restorable = self._held(hashes, arrival.input_tokens)
         numbers = list(self._engines)
         workers = [self._fleet.workers[number] for number in numbers]
@@ -136,6 +140,13 @@ class Engines:
         self.sent[number] += arrival.input_tokens
         record.worker = str(number)
         record.status = 200
+
+    def _scrape(self, now: float) -> None:
+        """Ask the engines for their metrics now and then, as a gateway does that knows their tiers."""
+        if self._knows_tiers and now >= self._next_scrape:
+            self._next_scrape = now + _SCRAPE_SECONDS
+            for number, engine in self._engines.items():
+                self._fleet.workers[number].kv_used = engine.stats().kv_usage
 
     def _held(
         self, hashes: Sequence[BlockHash], n_tokens: int
