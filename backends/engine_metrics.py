@@ -16,6 +16,9 @@ from enum import Enum, auto
 from math import isfinite
 from typing import Final
 
+from policies.restore_route import LONGEST_STORE, TierPrice
+from policies.types import Tier
+
 PAGE_LIMIT: Final = 4 << 20
 """Bytes of a page that are read; what comes behind is left out."""
 _LARGEST: Final = float(1 << 53)
@@ -44,11 +47,14 @@ class EngineLoad:
     """Prompt tokens since it started."""
     generation_tokens: int | None = None
     """Tokens it has made since it started: while this grows, it is at work."""
+    tiers: tuple[TierPrice, ...] = ()
+    """What it takes to restore from its tiers, the fastest first and at most one of each kind; only those of which both
+    numbers are told and can be."""
 
     @property
     def tells(self) -> bool:
         """Was anything known found on the page?"""
-        return any(getattr(self, each.name) is not None for each in fields(self))
+        return any(getattr(self, each.name) not in (None, ()) for each in fields(self))
 
     @property
     def kv_tokens(self) -> int | None:
@@ -75,6 +81,8 @@ class _What(Enum):
     HITS = auto()
     PROMPT = auto()
     GENERATED = auto()
+    ROUND_TRIP = auto()
+    PER_TOKEN = auto()
 
 
 _NAMES: Final[Mapping[bytes, _What]] = {
@@ -113,8 +121,12 @@ _NAMES: Final[Mapping[bytes, _What]] = {
     b"trtllm_prompt_cached_tokens_total": _What.HITS,
     b"trtllm_prompt_tokens_total": _What.PROMPT,
     b"trtllm_generation_tokens_total": _What.GENERATED,
+    b"prefixgate:kv_tier_round_trip_seconds": _What.ROUND_TRIP,
+    b"prefixgate:kv_tier_seconds_per_token": _What.PER_TOKEN,
 }
-_FAMILIES: Final = (b"vllm:", b"sglang:", b"trtllm_")
+_FAMILIES: Final = (b"vllm:", b"sglang:", b"trtllm_", b"prefixgate:kv_tier_")
+_TIERS: Final = (_What.ROUND_TRIP, _What.PER_TOKEN)
+_KINDS: Final = {tier.value: tier for tier in Tier if tier is not Tier.DEVICE}
 _SAME_ENGINE: Final = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "moe_dp_rank", "attn_tp_rank", "pid"})
 """Labels by which series of one engine differ that all tell the same."""
 _RANKS: Final = ("engine", "dp_rank")
@@ -125,12 +137,17 @@ class _Page:
     """Values by what they tell and by the labels that tell engines apart."""
 
     values: dict[tuple[bytes, _What], dict[object, float]] = field(default_factory=dict)
+    tiers: dict[tuple[_What, Tier], float] = field(default_factory=dict)
+    stores: dict[Tier, str] = field(default_factory=dict)
 
     def add(self, name: bytes, what: _What, labels: _Labels, value: float) -> None:
         if labels.get("priority"):
             return  # its sum over all priorities has this label empty, or not at all
         if what is _What.CONFIG:
             self._add_config(labels)
+            return
+        if what in _TIERS:
+            self._add_tier(what, labels, value)
             return
         apart = frozenset(item for item in labels.items() if item[0] not in _SAME_ENGINE)
         self._put(name, what, apart, value)
@@ -147,6 +164,24 @@ class _Page:
             # Not before the engine has measured its memory: until then it says "None".
             if text.isascii() and text.isdigit() and len(text) < 16:
                 self._put(b"config", what, rank, float(text))
+
+    def _add_tier(self, what: _What, labels: _Labels, value: float) -> None:
+        """Of several ranks the slowest counts; ranks that name different stores share none of them as one worker."""
+        tier = _KINDS.get(labels.get("tier", ""))
+        if tier is None:
+            return
+        store = labels.get("store", "")
+        if len(store) > LONGEST_STORE or self.stores.setdefault(tier, store) != store:
+            self.stores[tier] = ""
+        self.tiers[what, tier] = max(value, self.tiers.get((what, tier), 0.0))
+
+    def _prices(self) -> tuple[TierPrice, ...]:
+        told = [
+            TierPrice(tier, self.tiers[_What.ROUND_TRIP, tier], self.tiers[_What.PER_TOKEN, tier], store)
+            for tier in _KINDS.values()
+            if (store := self.stores.get(tier)) is not None and all((what, tier) in self.tiers for what in _TIERS)
+        ]
+        return tuple(price for price in told if price.credible)
 
     def _put(self, name: bytes, what: _What, apart: object, value: float) -> None:
         seen = self.values.setdefault((name, what), {})
@@ -181,6 +216,7 @@ class _Page:
             prefix_hits=hits,
             prompt_tokens=prompt,
             generation_tokens=self.total(_What.GENERATED),
+            tiers=self._prices(),
         )
 
 

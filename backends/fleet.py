@@ -260,6 +260,9 @@ class Fleet:
         if load.kv_blocks:
             self.state.learn_capacity(state, load.blocks_of(state.block_size) or load.kv_blocks)
             self._set_capacity(member)
+        if load.tiers != state.tiers:
+            state.learn_tiers(load.tiers)
+            self._index.set_stores(worker, state.stores)
 
     def models(self, worker: WorkerId, cards: Sequence[dict[str, object]]) -> None:
         """See `PollListener`."""
@@ -284,6 +287,7 @@ class Fleet:
             return
         member.model = model
         self._index.add_worker(worker.id, model=model, block_size=worker.block_size)
+        self._index.set_stores(worker.id, worker.stores)
         self._set_capacity(member)
         feed = member.spec.feed
         if feed is None:

@@ -192,16 +192,23 @@ class FleetState:
     # -- a request's way
 
     def reserve(
-        self, worker: Worker, lacking: float | None, now: float, *, streams: bool, generates: bool = True
+        self,
+        worker: Worker,
+        lacking: float | None,
+        now: float,
+        *,
+        streams: bool,
+        generates: bool = True,
+        restore_s: float = 0.0,
     ) -> Reservation:
-        """Book one request with so many uncached prompt tokens, or None where nobody counts them. Only one that
-        `generates` tokens tells by its silence that a worker hangs.
+        """Book one request with so many prompt tokens to compute, or None where nobody counts them; `restore_s` until
+        it has restored others. Only one that `generates` tokens tells by its silence that a worker hangs.
         """
         self._tickets += 1
         worker.active += 1
         worker.pending += 1
         if lacking is not None:
-            worker.prefill.push(self._tickets, lacking, now, streams=streams)
+            worker.prefill.push(self._tickets, lacking, now, streams=streams, restore_s=restore_s)
         return Reservation(worker, self._tickets, generates, streams)
 
     def first_byte(self, reservation: Reservation, now: float) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from backends.worker_status import Standing
 from policies.breaker import NO_LIMITS, BreakerLimits, admits
 from policies.prefill_queue import PrefillQueue
 from policies.progress import Flight, ProgressRules, ProgressWatch
+from policies.restore_route import PricedRun, TierPrice, priced, prices_of
 from policies.routing import WorkerView, slow_start_share
-from policies.types import WorkerId
+from policies.types import Tier, TierRun, WorkerId
 
 
 @dataclass(slots=True)
@@ -51,6 +54,8 @@ class Worker:
     progress: ProgressWatch = field(default_factory=lambda: ProgressWatch(ProgressRules()))
     model_cards: tuple[dict[str, object], ...] = ()
     told_kv_blocks: int | None = None
+    tiers: tuple[TierPrice, ...] = ()
+    """What it tells of its slower tiers; `learn_tiers` changes it."""
     running: int | None = None
     waiting: int | None = None
     kv_used: float | None = None
@@ -73,6 +78,7 @@ class Worker:
     failing: bool = False
     """Did the last request that ended fail?"""
     authority: bytes = b""
+    _prices: dict[Tier, TierPrice] = field(init=False)
     name_only: WorkerView = field(init=False)
     """The view for policies that look at nothing but which workers there are."""
 
@@ -81,6 +87,21 @@ class Worker:
         host = f"[{self.host}]" if ":" in self.host else self.host
         self.authority = f"{host}:{self.port}".encode()
         self.weigh(self.weight)
+        self.learn_tiers(self.tiers)
+
+    def learn_tiers(self, tiers: Sequence[TierPrice]) -> None:
+        """Take in what it says of its tiers now; nothing where it says nothing (any longer)."""
+        self.tiers = tuple(tiers)
+        self._prices = prices_of(self.tiers)
+
+    @property
+    def stores(self) -> dict[Tier, str]:
+        """Its tiers that others can read too, and the names of the stores behind them."""
+        return {price.tier: price.store for price in self.tiers if price.store}
+
+    def priced(self, runs: Sequence[TierRun], n_tokens: int) -> tuple[int, tuple[PricedRun, ...]]:
+        """Tokens of a prompt on its device, and what it could restore behind them, at its prices."""
+        return priced(runs, self.block_size, n_tokens, self._prices)
 
     def weigh(self, weight: float) -> None:
         """Give it another weight."""
@@ -116,8 +137,21 @@ class Worker:
         prefill = self.prefill
         queued = prefill.remaining(now) if prefill.total else 0.0
         return WorkerView(
-            self.id, self.active + self.foreign, queued, prefill.rate, prefill.recent(now), self._share(now)
+            self.id,
+            self.active + self.foreign,
+            queued,
+            prefill.rate,
+            prefill.recent(now),
+            self._share(now),
+            prefill.restoring(now),
+            self._room(),
         )
+
+    def _room(self) -> float:
+        capacity = self.capacity
+        if self.kv_used is None or not capacity:
+            return inf
+        return (1.0 - self.kv_used) * capacity * self.block_size
 
     def load(self, now: float) -> WorkerView:
         """The same for policies that count requests only."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cache.block_tables import BlockTables
     from cache.exact_blocks import ExactBlocks
     from cache.predictions import Predictions
+    from cache.store_groups import StoreGroups
     from cache.worker_blocks import WorkerBlocks
     from cache.worker_slots import WorkerSlots
     from policies.types import BlockHash
@@ -41,6 +42,11 @@ def check_slots(workers: Collection[WorkerBlocks], slots: WorkerSlots) -> None:
         _require(state.retired and slots.owners[state.slot] is None, "a retired worker's slot")
     used = [state.slot for state in (*workers, *slots.retired)] + slots.free
     _require(sorted(used) == list(range(len(slots.owners))), "each slot in use, being swept, or free")
+
+
+def check_groups(workers: Collection[WorkerBlocks], groups: StoreGroups) -> None:
+    """Who reads which store is what `workers`, the live ones, were said to read."""
+    _require(groups.check(workers), "the groups of workers that share a store")
 
 
 def check_counts(

@@ -11,6 +11,9 @@ still listed too, make the index claim less than the truth: a match ends at the 
 A worker that held much and is cleared gets a new bit at once (`worker_slots`), so nothing of the old matches
 from then on. The old bit is swept out of the tables in steps, and is not given away again before it is clean.
 
+What a worker has on a tier that others read too, such as one Redis for all, those others have as well: whoever names
+the same store is of one group (`store_groups`). Only `match_runs` and `match_tiers` look at tiers beyond the device.
+
 Two limits of what events tell. An engine may publish blocks of salted prompts without their salt: what is done
 about that stands in `untold_salts`. And for hybrid models only the first full-attention group is followed (a block
 is gone as soon as any full-attention group drops it): whether the sliding window or the state of the last blocks is
@@ -19,24 +22,23 @@ still there, the engine alone knows.
 
 from __future__ import annotations
 
-from functools import reduce
 from itertools import groupby, repeat
-from operator import or_
 from typing import TYPE_CHECKING, Final
 
 from cache.block_tables import BlockTables
 from cache.eviction import evict
 from cache.exact_blocks import ExactBlocks
-from cache.index_integrity import check_counts, check_queue, check_slots, check_tables
+from cache.index_integrity import check_counts, check_groups, check_queue, check_slots, check_tables
 from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from cache.predictions import Predictions
+from cache.store_groups import StoreGroups
 from cache.untold_salts import lapse_salts, note_salt
 from cache.worker_blocks import NO_VICTIMS, PrefixIndexStats, WorkerTraits
 from cache.worker_slots import WorkerSlots
-from policies.types import Tier
+from policies.types import Tier, TierRun
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cache.kv_events import KvEvent
     from cache.worker_blocks import WorkerBlocks
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 _SWEEP_STEP: Final = 128
 """Entries of cleared workers swept by each `expire`: some tens of microseconds."""
+_MAX_RUNS: Final = 64
+"""How often a chain may change tier on a worker; behind that it counts as not there. Few do so twice."""
 
 
 class PrefixIndex:
@@ -64,8 +68,10 @@ class PrefixIndex:
         self._workers: dict[WorkerId, WorkerBlocks] = {}
         self._tables = BlockTables()
         self._device = self._tables.device
+        self._slower = [table for tier, table in self._tables.of_tier.items() if tier is not Tier.DEVICE]
         self._slots = WorkerSlots(self._tables)
         self._names = self._slots.names
+        self._groups = StoreGroups()
         self._predictions = Predictions(self._tables, max_blocks=max_blocks)
         self._exact = ExactBlocks(self._tables, self._predictions, self.stats)
         self._now = 0.0
@@ -114,11 +120,25 @@ class PrefixIndex:
         if state.recency is not None:
             self._predictions.trim(state, state.recency)
 
+    def set_stores(self, worker: WorkerId, stores: Mapping[Tier, str]) -> None:
+        """Which of its tiers it shares: with all workers of its model that name the same store on the same tier. An
+        empty name is a tier of its own. Kept when the worker is cleared, not when it is added anew. Unknown names are
+        fine.
+        """
+        state = self._workers.get(worker)
+        shared: dict[Tier, str] = {tier: store for tier, store in stores.items() if store and tier is not Tier.DEVICE}
+        if state is None or state.stores == shared:
+            return
+        self._groups.leave(state)
+        state.stores = shared
+        self._groups.join(state)
+
     def remove_worker(self, worker: WorkerId) -> None:
         """Forget a worker. Unknown names are fine."""
         state = self._workers.pop(worker, None)
         if state is None:
             return
+        self._groups.leave(state)
         if state.size > self._clear_at_once:
             self._retire(state)
         else:
@@ -139,9 +159,12 @@ class PrefixIndex:
         if rank is not None and any(held for (other, _), held in state.engines.items() if other != rank):
             self._empty(state, [key for key in state.engines if key[0] == rank])
         elif state.size > self._clear_at_once:
+            self._groups.leave(state)
             self._retire(state)
             successor = self._workers[worker] = self._slots.place(worker, state.traits)
             successor.salts = state.salts
+            successor.stores = state.stores
+            self._groups.join(successor)
         else:
             self._empty(state, list(state.engines))
             state.reset()
@@ -284,30 +307,60 @@ class PrefixIndex:
             depths.update(dict.fromkeys(self._names(alive), depth))
         return depths
 
-    def match_tiers(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, dict[Tier, int]]:
-        """The longest run of leading blocks each worker holds on any tier, split by tier.
+    def match_runs(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, list[TierRun]]:
+        """The longest run of leading blocks that each worker has on any tier, its own or one it shares, cut where the
+        tier changes. A block counts on the fastest tier that has it. Workers without any are left out.
 
-        A block counts on the fastest tier it is held on. Only workers and tiers with blocks are listed.
+        Not for when nothing `is_tiered`: `match` says the same in less time.
         """
-        tiers = [tier for tier in Tier if self._tables.of_tier[tier]]
-        walks = [map(self._tables.of_tier[tier].get, hashes, repeat(0)) for tier in tiers]
-        found: dict[WorkerId, dict[Tier, int]] = {}
-        alive = -1
+        tables = self._tables.of_tier
+        tiers = [tier for tier in Tier if tables[tier]]
+        walks = [map(tables[tier].get, hashes, repeat(0)) for tier in tiers]
+        shared = [at for at, tier in enumerate(tiers) if self._groups.is_shared(tier)]
+        found: dict[WorkerId, list[TierRun]] = {}
+        starts: dict[WorkerId, int] = {}
+        on = [0] * len(tiers)  # the workers that are on each tier at this depth; no worker is on two
+        alive, depth = -1, 0
         for masks, run in groupby(zip(*walks, strict=True)):
-            alive &= reduce(or_, masks)
+            before, on = on, []
+            left = alive
+            for at, mask in enumerate(masks):
+                wide = self._groups.widen(tiers[at], mask) if mask and at in shared else mask
+                on.append(left & wide)
+                left &= ~wide
+            alive ^= left  # who is on no tier is out
+            for at, was in enumerate(before):
+                if (moved := was & ~on[at]) and (full := self._close(found, starts, moved, tiers[at], depth)):
+                    alive &= ~full
+                    on = [workers & ~full for workers in on]
             if not alive:
-                break
-            n_blocks = sum(1 for _ in run)
-            for state in self._slots.holders(alive):
-                tier = next(tier for tier, mask in zip(tiers, masks, strict=True) if mask & state.bit)
-                depths = found.setdefault(state.id, {})
-                depths[tier] = depths.get(tier, 0) + n_blocks
+                return found
+            depth += len(list(run))
+        for at, is_on in enumerate(on):
+            self._close(found, starts, is_on, tiers[at], depth)
         return found
+
+    def _close(
+        self, found: dict[WorkerId, list[TierRun]], starts: dict[WorkerId, int], workers: int, tier: Tier, depth: int
+    ) -> int:
+        """A run of these workers ends at `depth`; the bits of those whose last it must be."""
+        full = 0
+        for state in self._slots.holders(workers):
+            runs = found.setdefault(state.id, [])
+            runs.append(TierRun(tier, depth - starts.get(state.id, 0)))
+            starts[state.id] = depth
+            if len(runs) >= _MAX_RUNS:
+                full |= state.bit
+        return full
+
+    def match_tiers(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, dict[Tier, int]]:
+        """The same, summed up by tier. Only workers and tiers with blocks are listed."""
+        return {worker: blocks_by_tier(runs) for worker, runs in self.match_runs(hashes).items()}
 
     @property
     def is_tiered(self) -> bool:
         """Is any block known on a tier other than the device?"""
-        return any(self._tables.of_tier[tier] for tier in Tier if tier is not Tier.DEVICE)
+        return any(self._slower)
 
     def block_count(self, worker: WorkerId) -> int:
         """Entries of one worker; 0 for an unknown one."""
@@ -353,8 +406,17 @@ class PrefixIndex:
         workers = self._workers.values()
         check_tables((*workers, *self._slots.retired), self._tables)
         check_slots(workers, self._slots)
+        check_groups(workers, self._groups)
         check_counts(workers, self._exact, self._predictions, self._slots, self.max_blocks)
         check_queue(workers, self._predictions)
+
+
+def blocks_by_tier(runs: Sequence[TierRun]) -> dict[Tier, int]:
+    """Blocks on each tier."""
+    blocks: dict[Tier, int] = {}
+    for tier, count in runs:
+        blocks[tier] = blocks.get(tier, 0) + count
+    return blocks
 
 
 def _check_bound(max_blocks: int) -> None:

@@ -100,7 +100,8 @@ class WorkerBlocks:
 
     __slots__ = (
         "bit", "block_size", "engines", "extra_refs", "id", "ignored_groups", "latest_deadline", "main_group",
-        "n_exact", "predicted", "retired", "roots", "salts", "salts_told", "slot", "torn_until", "traits", "victims",
+        "n_exact", "predicted", "retired", "roots", "salts", "salts_told", "slot", "stores", "torn_until", "traits",
+        "victims",
     )  # fmt: skip
 
     def __init__(self, worker: WorkerId, slot: int, traits: WorkerTraits) -> None:
@@ -112,6 +113,8 @@ class WorkerBlocks:
         """Cleared or removed, and still being swept out of the tables."""
         self.salts: dict[str, float] = {}
         """Salts of requests under way to it, and until when, as far as its events do not tell theirs."""
+        self.stores: dict[Tier, str] = {}
+        """Its tiers that other workers can read too, and the names of the stores behind them."""
         self.reset()
 
     def reset(self) -> None:

@@ -83,9 +83,11 @@ class CacheDrift:
             return
         told = usage.prompt if usage.prompt is not None and usage.prompt > 0 else record.prompt_tokens
         # Where the prompt's length was a guess, shares of it are right and tokens are not.
-        predicted = min(round(record.cached_tokens * (told / record.prompt_tokens)), told)
+        scale = told / record.prompt_tokens
+        reported = min(max(usage.cached, 0), told)
+        predicted = min(round(record.expected_cached(round(reported / scale)) * scale), told)
         drift = self._drifts.setdefault(worker, Drift())
-        drift.add(predicted, min(max(usage.cached, 0), told), told, block_size=block_size)
+        drift.add(predicted, reported, told, block_size=block_size)
         if drift.judge(self._bound):
             self._say(worker, drift)
 

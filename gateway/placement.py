@@ -18,8 +18,17 @@ from gateway.model_choice import unknown_model, workers_for
 from gateway.prompt_text import beginning
 from gateway.request_record import Attempt
 from policies.affinity import AffinityMap
-from policies.routing import Needs, Prompt, RouteDecision, RoutingPolicy, WorkerView
-from policies.types import Tier, WorkerId
+from policies.restore_route import best_split
+from policies.routing import (
+    DEFAULT_PREFILL_RATE,
+    NOTHING_RESTORABLE,
+    Needs,
+    Prompt,
+    RouteDecision,
+    RoutingPolicy,
+    WorkerView,
+)
+from policies.types import WorkerId
 
 if TYPE_CHECKING:
     from backends.fleet_state import FleetState
@@ -27,6 +36,8 @@ if TYPE_CHECKING:
     from cache.prefix_index import PrefixIndex
     from gateway.exchange import Exchange
     from gateway.prompts import PromptView
+    from policies.restore_route import PricedRun, RestoreSplit
+    from policies.types import TierRun
 
 _NOTHING_CACHED: Final[Mapping[WorkerId, int]] = {}
 _LOAD: Final = Needs.LOAD
@@ -99,25 +110,39 @@ class Placement:
         if not workers:
             raise _nobody(fleet, call.model or "", serving, exchange.tried)
         prompt = exchange.prompt
+        cached: Mapping[WorkerId, int] = _NOTHING_CACHED
+        restorable: Mapping[WorkerId, Sequence[PricedRun]] = NOTHING_RESTORABLE
+        runs: Mapping[WorkerId, Sequence[TierRun]] | None = None
         if prompt is None:
-            cached: Mapping[WorkerId, int] = _NOTHING_CACHED
             views = self._views(workers, now)
         else:
-            cached = self._cached_tokens(prompt) if prompt.blocks else _NOTHING_CACHED
+            if prompt.blocks:
+                if self._index.is_tiered:
+                    runs = self._runs(prompt)
+                    cached, restorable = self._priced(runs, prompt.tokens)
+                else:
+                    cached = self._cached_tokens(prompt)
             views = [worker.view(now) for worker in workers]
         decision = None if exchange.session is None else self._home(exchange.session, exchange, workers, cached, now)
         exchange.record.session = decision is not None
         if decision is None:
-            decision = self._decide(exchange, prompt, cached, views)
+            decision = self._decide(exchange, prompt, cached, restorable, views)
         worker = exchange.worker = workers[decision.chosen]
+        if restorable and decision.split is None:
+            decision = decision._replace(split=self._split(exchange, decision, views[decision.chosen], restorable))
         lacking = None if prompt is None else prompt.tokens - decision.cached_tokens
-        exchange.reservation = fleet.reserve(worker, lacking, now, streams=exchange.teaches, generates=call.generates)
+        restore_s = 0.0
+        if decision.split is not None:
+            lacking, restore_s = decision.split.computed_tokens, decision.split.restore_s
+        exchange.reservation = fleet.reserve(
+            worker, lacking, now, streams=exchange.teaches, generates=call.generates, restore_s=restore_s
+        )
         exchange.cached_blocks = decision.cached_tokens // worker.block_size
         record = exchange.record
         record.routed_at = now
         record.cached_tokens = decision.cached_tokens
-        tiers = None if prompt is None else self._tiers(prompt)
-        record.attempts.append(Attempt(worker.id, views, cached, decision, now, tiers))
+        record.restored_tokens = 0 if decision.split is None else decision.split.restored_tokens
+        record.attempts.append(Attempt(worker.id, views, cached, decision, now, runs, restorable))
         if prompt is not None:
             record.prompt_tokens = prompt.tokens
             if prompt.blocks:
@@ -156,12 +181,36 @@ class Placement:
         return None
 
     def _decide(
-        self, exchange: Exchange, prompt: PromptView | None, cached: Mapping[WorkerId, int], views: list[WorkerView]
+        self,
+        exchange: Exchange,
+        prompt: PromptView | None,
+        cached: Mapping[WorkerId, int],
+        restorable: Mapping[WorkerId, Sequence[PricedRun]],
+        views: list[WorkerView],
     ) -> RouteDecision:
         policy = self._policy
         if prompt is None and not policy.uses_key:
             return policy.choose(_ANY_PROMPT, views, self._sample())
-        return policy.choose(Prompt(prompt.tokens if prompt else 0, cached, exchange.key), views, self._sample())
+        asked = Prompt(prompt.tokens if prompt else 0, cached, exchange.key, restorable)
+        return policy.choose(asked, views, self._sample())
+
+    @staticmethod
+    def _split(
+        exchange: Exchange,
+        decision: RouteDecision,
+        view: WorkerView,
+        restorable: Mapping[WorkerId, Sequence[PricedRun]],
+    ) -> RestoreSplit | None:
+        """What a worker will restore that was chosen without asking for that: it is not work that waits there."""
+        if exchange.prompt is None or view.id not in restorable:
+            return None
+        return best_split(
+            exchange.prompt.tokens,
+            decision.cached_tokens,
+            restorable[view.id],
+            rate=view.prefill_rate or DEFAULT_PREFILL_RATE,
+            wait_s=view.restoring_s,
+        )
 
     def _cached_tokens(self, view: PromptView) -> dict[WorkerId, int]:
         """Leading tokens each worker holds. The last token is always computed: something must be sampled from."""
@@ -175,17 +224,29 @@ class Placement:
                     cached[worker_id] = min(depth * size, most)
         return cached
 
-    def _tiers(self, view: PromptView) -> Mapping[WorkerId, Mapping[Tier, int]] | None:
-        """Blocks by worker and tier, for the explanation; None where all are on devices."""
-        if not self._index.is_tiered:
-            return None
-        found: dict[WorkerId, Mapping[Tier, int]] = {}
+    def _runs(self, view: PromptView) -> dict[WorkerId, Sequence[TierRun]]:
+        """What each worker has of the prompt on any tier, in order."""
+        found: dict[WorkerId, Sequence[TierRun]] = {}
         for size, blocks in view.blocks.items():
-            for worker_id, tiers in self._index.match_tiers(blocks.hashes).items():
+            for worker_id, runs in self._index.match_runs(blocks.hashes).items():
                 worker = self._fleet.find(worker_id)
                 if worker is not None and worker.block_size == size:
-                    found[worker_id] = tiers
+                    found[worker_id] = runs
         return found
+
+    def _priced(
+        self, found: Mapping[WorkerId, Sequence[TierRun]], n_tokens: int
+    ) -> tuple[dict[WorkerId, int], Mapping[WorkerId, Sequence[PricedRun]]]:
+        """The leading tokens each worker holds, as `_cached_tokens` has it, and what it could restore behind them."""
+        cached: dict[WorkerId, int] = {}
+        restorable: dict[WorkerId, Sequence[PricedRun]] = {}
+        for worker_id, runs in found.items():
+            held, behind = self._fleet.worker(worker_id).priced(runs, n_tokens)
+            if held:
+                cached[worker_id] = held
+            if behind:
+                restorable[worker_id] = behind
+        return cached, restorable
 
     # -- predictions
 

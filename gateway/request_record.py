@@ -12,8 +12,9 @@ from typing import Protocol
 
 from gateway.dialects.base import NO_USAGE, Usage
 from gateway.telemetry.trace_context import TraceContext
-from policies.routing import RouteDecision, WorkerView
-from policies.types import Tier, WorkerId
+from policies.restore_route import PricedRun
+from policies.routing import NOTHING_RESTORABLE, RouteDecision, WorkerView
+from policies.types import TierRun, WorkerId
 
 
 class Outcome(StrEnum):
@@ -36,7 +37,7 @@ class Outcome(StrEnum):
 class Attempt:
     """One try on one worker, and why there."""
 
-    __slots__ = ("at", "cached", "candidates", "decision", "fault", "tiers", "worker")
+    __slots__ = ("at", "cached", "candidates", "decision", "fault", "restorable", "runs", "worker")
 
     def __init__(  # noqa: PLR0917 - one is made for each attempt, and naming arguments takes time
         self,
@@ -45,15 +46,19 @@ class Attempt:
         cached: Mapping[WorkerId, int],
         decision: RouteDecision,
         at: float,
-        tiers: Mapping[WorkerId, Mapping[Tier, int]] | None = None,
+        runs: Mapping[WorkerId, Sequence[TierRun]] | None = None,
+        restorable: Mapping[WorkerId, Sequence[PricedRun]] = NOTHING_RESTORABLE,
     ) -> None:
-        """`cached` are prompt tokens by worker; `tiers` blocks by worker and tier, where any is not on a device."""
+        """`cached` are prompt tokens by worker; `runs` blocks by worker and tier, in order, where any is not on a
+        device; `restorable` those behind `cached` that have a price, in tokens.
+        """
         self.worker = worker
         self.candidates = candidates
         self.cached = cached
         self.decision = decision
         self.at = at
-        self.tiers = tiers
+        self.runs = runs
+        self.restorable = restorable
         self.fault = ""
 
 
@@ -62,8 +67,8 @@ class RequestRecord:
 
     __slots__ = (
         "arrived", "attempts", "cached_tokens", "dialect", "error", "finished_at", "first_byte_at", "kind", "method",
-        "model", "outcome", "path", "prompt_tokens", "request_id", "response_bytes", "response_model", "routed_at",
-        "session", "status", "streams", "trace", "traceparent", "usage",
+        "model", "outcome", "path", "prompt_tokens", "request_id", "response_bytes", "response_model",
+        "restored_tokens", "routed_at", "session", "status", "streams", "trace", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, request_id: bytes, method: bytes, path: bytes, arrived: float) -> None:
@@ -80,7 +85,8 @@ class RequestRecord:
         self.streams = False
         self.session = False  # went where its session was
         self.prompt_tokens = 0  # counted, or guessed
-        self.cached_tokens = 0  # that the chosen worker was thought to hold
+        self.cached_tokens = 0  # that the chosen worker was thought to hold on its device
+        self.restored_tokens = 0  # that it was thought to restore behind those
         self.usage: Usage = NO_USAGE  # as the worker reported
         self.routed_at = 0.0  # of the last attempt
         self.first_byte_at = 0.0
@@ -90,6 +96,12 @@ class RequestRecord:
         self.error = ""  # code or fault where it did not end well
         self.outcome = Outcome.OK
         self.attempts: list[Attempt] = []
+
+    def expected_cached(self, reported: int) -> int:
+        """What of the prompt its worker was thought not to compute, beside the number that it reported: what it held
+        and what it would restore. Whether it restores is for the worker to say, so all between is as predicted.
+        """
+        return min(max(reported, self.cached_tokens), self.cached_tokens + self.restored_tokens)
 
     @property
     def worker(self) -> WorkerId | None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from policies.routing_affinity import ConsistentHash, PrefixAffinity
-from policies.routing_cost import DEFAULT_PREFILL_RATE, PredictedCost, fullness
+from policies.routing_cost import CHOICES, DEFAULT_PREFILL_RATE, PredictedCost, fullness
 from policies.routing_load import LeastLoaded, PowerOfTwo, RandomChoice, RoundRobin
 from policies.routing_types import (
+    NOTHING_RESTORABLE,
     Needs,
     Prompt,
     RouteDecision,
@@ -19,7 +20,9 @@ from policies.routing_types import (
 )
 
 __all__ = [
+    "CHOICES",
     "DEFAULT_PREFILL_RATE",
+    "NOTHING_RESTORABLE",
     "POLICIES",
     "ConsistentHash",
     "LeastLoaded",

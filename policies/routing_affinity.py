@@ -49,7 +49,7 @@ class ConsistentHash:
                 break
         else:  # rounding took the last bit of room
             index, reason = lowest(costs, sample), "over bound"
-        return decided((index, prompt.cached.get(workers[index].id, 0), costs, reason))
+        return decided((index, prompt.cached.get(workers[index].id, 0), costs, reason, None))
 
 
 def distance(key: int, worker: WorkerView) -> float:
@@ -90,4 +90,4 @@ class PrefixAffinity:
             index, reason = holders[lowest([costs[i] for i in holders], sample)], "match"
         else:
             index, reason = lowest(costs, sample), "no match"
-        return decided((index, held[index], costs, reason))
+        return decided((index, held[index], costs, reason, None))

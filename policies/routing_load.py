@@ -40,7 +40,7 @@ class RoundRobin:
         else:
             index = self._change(workers)
         cached = prompt.cached
-        return decided((index, cached.get(workers[index].id, 0) if cached else 0, (), "turn"))
+        return decided((index, cached.get(workers[index].id, 0) if cached else 0, (), "turn", None))
 
     def _change(self, workers: Sequence[WorkerView]) -> int:
         self._book_rotation()
@@ -101,7 +101,7 @@ class LeastLoaded:
         costs = loads(workers)
         index = lowest(costs, sample)
         cached = prompt.cached
-        return decided((index, cached.get(workers[index].id, 0) if cached else 0, costs, "least loaded"))
+        return decided((index, cached.get(workers[index].id, 0) if cached else 0, costs, "least loaded", None))
 
 
 class PowerOfTwo:
@@ -121,7 +121,7 @@ class PowerOfTwo:
         for index in (first, second):
             costs[index] = (workers[index].active + 1) / workers[index].weight
         index = second if costs[second] < costs[first] else first
-        return decided((index, prompt.cached.get(workers[index].id, 0), costs, "less loaded of two"))
+        return decided((index, prompt.cached.get(workers[index].id, 0), costs, "less loaded of two", None))
 
 
 def two_of(workers: Sequence[WorkerView], sample: float) -> tuple[int, int]:
@@ -138,4 +138,4 @@ def two_of(workers: Sequence[WorkerView], sample: float) -> tuple[int, int]:
 def at_random(prompt: Prompt, workers: Sequence[WorkerView], sample: float, reason: str) -> RouteDecision:
     """Any of them by weight, for a policy that has nothing better to go by."""
     index, _ = draw([worker.weight for worker in workers], sample)
-    return decided((index, prompt.cached.get(workers[index].id, 0), (), reason))
+    return decided((index, prompt.cached.get(workers[index].id, 0), (), reason, None))

@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from itertools import accumulate
+from math import inf
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
+from policies.restore_route import PricedRun, RestoreSplit
 from policies.types import WorkerId
 
 _BELOW_ONE: Final = 1.0 - 2.0**-53
@@ -32,6 +35,13 @@ class WorkerView(NamedTuple):
     """Uncached prompt tokens it was given of late, queued or done."""
     weight: float = 1.0
     """How much of the work it shall take, as configured × its share while it starts slowly; above 0."""
+    restoring_s: float = 0.0
+    """Seconds that what it restores from slower tiers already will take."""
+    room_tokens: float = inf
+    """What fits in its device cache beside the requests that run, as it said last; infinite where it does not say."""
+
+
+NOTHING_RESTORABLE: Final[Mapping[WorkerId, Sequence[PricedRun]]] = MappingProxyType({})
 
 
 class Prompt(NamedTuple):
@@ -42,6 +52,8 @@ class Prompt(NamedTuple):
     """Leading prompt tokens that a worker holds; a worker that is not named holds none."""
     key: int | None = None
     """Stable 64-bit hash of what keeps requests together (a session, a prefix); None where nothing is known."""
+    restorable: Mapping[WorkerId, Sequence[PricedRun]] = NOTHING_RESTORABLE
+    """What lies behind that on a worker's slower tiers, in order; a worker that is not named can restore nothing."""
 
 
 class RouteDecision(NamedTuple):
@@ -54,10 +66,14 @@ class RouteDecision(NamedTuple):
     a candidate that was not looked at."""
     reason: str = ""
     """A short constant: which rule of the policy decided."""
+    split: RestoreSplit | None = None
+    """What the worker is predicted to restore and to compute; None where a policy does not ask."""
 
 
-decided: Final[Callable[[tuple[int, int, Sequence[float], str]], RouteDecision]] = partial(tuple.__new__, RouteDecision)
-"""A decision of all four fields, made without a call in Python: a seventh of the time that choosing takes."""
+decided: Final[Callable[[tuple[int, int, Sequence[float], str, RestoreSplit | None]], RouteDecision]] = partial(
+    tuple.__new__, RouteDecision
+)
+"""A decision of all five fields, made without a call in Python: a seventh of the time that choosing takes."""
 
 
 class Needs(Enum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 WorkerId = NewType("WorkerId", str)
 """A worker's name, unique in the fleet."""
@@ -22,3 +22,10 @@ class Tier(StrEnum):
     HOST = "host"
     DISK = "disk"
     REDIS = "redis"
+
+
+class TierRun(NamedTuple):
+    """Consecutive blocks of a prompt that a worker has on one tier."""
+
+    tier: Tier
+    blocks: int

@@ -8,7 +8,7 @@ from gateway.dialects.base import NO_USAGE, Usage
 from gateway.request_record import Attempt, Outcome, RequestRecord
 from gateway.telemetry.trace_context import TraceContext
 from policies.routing import RouteDecision, WorkerView
-from policies.types import Tier, WorkerId
+from policies.types import Tier, TierRun, WorkerId
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")
 
@@ -19,8 +19,8 @@ def attempt(
     views = (WorkerView(W0, 3, 700.0, 8000.0, 900.0), WorkerView(W1, 1, 20.0, None))
     cached = {W1: 96}
     chosen = [view.id for view in views].index(worker)
-    tiers = {W1: {Tier.DEVICE: 4, Tier.HOST: 2}}
-    made = Attempt(worker, views, cached, RouteDecision(chosen, cached.get(worker, 0), costs), at=at, tiers=tiers)
+    runs = {W1: [TierRun(Tier.DEVICE, 4), TierRun(Tier.HOST, 2)]}
+    made = Attempt(worker, views, cached, RouteDecision(chosen, cached.get(worker, 0), costs), at=at, runs=runs)
     made.fault = fault
     return made
 

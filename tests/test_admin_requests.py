@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from gateway.admin import RecentRequests
 from gateway.admin.explain import explanation, summary
 from gateway.dialects.base import Usage
-from gateway.request_record import Outcome
+from gateway.request_record import Attempt, Outcome
 from gateway.telemetry.trace_context import TraceContext
+from policies.restore_route import DEFAULT_HOST, PricedRun, RestoreSplit
+from policies.routing import RouteDecision
+from policies.types import Tier, TierRun
 from tests.admin_fixtures import control_plane
 from tests.record_fixtures import W0, W1, attempt, record
 
@@ -126,6 +130,7 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
         "retries": 1,
         "prompt_tokens": 128,
         "predicted_cached_tokens": 96,
+        "predicted_restored_tokens": 0,
         "reported_cached_tokens": 90,
         "completion_tokens": 11,
         "time_to_first_byte_s": 0.05,
@@ -144,7 +149,10 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
                 "worker": "w0",
                 "after_s": 0.01,
                 "why": "lowest cost of 2: 0.125, the next is 0.25",
+                "choice": None,
                 "predicted_cached_tokens": 0,
+                "predicted_restored_tokens": 0,
+                "predicted_restore_s": None,
                 "candidates": told["attempts"][0]["candidates"],  # type: ignore[index]  # told below
                 "result": "connection refused",
             },
@@ -152,7 +160,10 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
                 "worker": "w1",
                 "after_s": 0.02,
                 "why": "lowest cost of 2: 0.25, the next is 0.5",
+                "choice": None,
                 "predicted_cached_tokens": 96,
+                "predicted_restored_tokens": 0,
+                "predicted_restore_s": None,
                 "candidates": [
                     {
                         "worker": "w0",
@@ -163,6 +174,7 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
                         "recent_tokens": 900.0,
                         "prefill_tokens_per_s": 8000.0,
                         "cached_tokens": 0,
+                        "restorable_tokens": 0,
                         "blocks_by_tier": None,
                     },
                     {
@@ -174,6 +186,7 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
                         "recent_tokens": 0.0,
                         "prefill_tokens_per_s": None,
                         "cached_tokens": 96,
+                        "restorable_tokens": 0,
                         "blocks_by_tier": {"device": 4, "host": 2},
                     },
                 ],
@@ -181,6 +194,21 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
             },
         ],
     }
+
+
+def test_a_choice_among_tiers_is_told() -> None:
+    restorable = {W0: [PricedRun(64, DEFAULT_HOST), PricedRun(16, DEFAULT_HOST)]}
+    decision = RouteDecision(0, 32, (0.1, 0.2), "restore", RestoreSplit(64, 0.0125, 32))
+    views = attempt().candidates
+    made = Attempt(W0, views, {W0: 32}, decision, 100.01, {W0: [TierRun(Tier.DEVICE, 2)]}, restorable)
+    done = record(attempts=[made])
+    done.restored_tokens = 64
+    told: dict[str, Any] = explanation(done, epoch=0.0)
+    [one] = told["attempts"]
+    assert told["predicted_restored_tokens"] == one["predicted_restored_tokens"] == 64
+    assert (one["choice"], one["predicted_restore_s"]) == ("restore", 0.0125)
+    assert one["why"] == "lowest cost of 2: 0.1, the next is 0.2 (restore)"
+    assert [each["restorable_tokens"] for each in one["candidates"]] == [80, 0]
 
 
 def test_the_reason_is_true_where_no_cost_decided() -> None:

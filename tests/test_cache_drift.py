@@ -54,6 +54,17 @@ def test_what_agrees_does_not_drift(drift: CacheDrift, caplog: pytest.LogCapture
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(("reported", "drifts"), [(0, 0.25), (500, 0.0), (1200, 0.0), (1700, 0.0), (2000, -0.15)])
+def test_what_was_to_be_restored_is_no_drift_whether_it_was_or_not(
+    drift: CacheDrift, reported: int, drifts: float
+) -> None:
+    it = record(500, reported)
+    it.restored_tokens = 1200
+    feed(drift, it, 1000)
+    assert drift.drift(W) == pytest.approx(drifts)
+    assert it.expected_cached(reported) == min(max(500, reported), 1700)
+
+
 @pytest.mark.parametrize(("predicted", "reported", "tokens"), [(1999, 1984, 2000), (1984, 2000, 2000), (31, 16, 32)])
 def test_rounding_to_blocks_is_no_drift(drift: CacheDrift, predicted: int, reported: int, tokens: int) -> None:
     feed(drift, record(predicted, reported, tokens=tokens, told=tokens), 1000)

@@ -17,7 +17,8 @@ from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet
 from backends.tls import UpstreamTls, UpstreamTlsSpec
 from backends.worker_poll import PollSettings, WorkerPoll, model_cards
-from policies.types import WorkerId
+from policies.restore_route import TierPrice
+from policies.types import Tier, WorkerId
 from tests.gateway_fixtures import MODEL, eventually, model_text
 
 VLLM = b"""\
@@ -190,6 +191,61 @@ def test_a_page_without_end_is_read_to_its_bound_and_no_number_is_cut() -> None:
 )
 def test_hostile_labels_take_linear_time(line: bytes) -> None:
     assert read_load(line) == EngineLoad()
+
+
+TIERS = b"""\
+prefixgate:kv_tier_round_trip_seconds{tier="redis",store="9f3a"} 0.004
+prefixgate:kv_tier_seconds_per_token{tier="redis",store="9f3a"} 2e-05
+prefixgate:kv_tier_round_trip_seconds{tier="host",store=""} 0
+prefixgate:kv_tier_seconds_per_token{tier="host",store=""} 4.5e-06
+prefixgate:kv_tier_round_trip_seconds{tier="disk",store=""} 0.01
+"""
+
+
+def test_tiers_are_read_the_fastest_first_and_whole() -> None:
+    told = read_load(TIERS)
+    assert told.tells
+    assert told == EngineLoad(tiers=(TierPrice(Tier.HOST, 0.0, 4.5e-6), TierPrice(Tier.REDIS, 0.004, 2e-5, "9f3a"))), (
+        "of the disk one number is missing"
+    )
+    assert read_load(VLLM + TIERS) == replace(VLLM_LOAD, tiers=told.tiers)
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "per_token"),
+    [("601", "1e-5"), ("0.1", "0"), ("0.1", "1.5"), ("NaN", "1e-5"), ("0.1", "+Inf"), ("-1", "1e-5"), ("x", "1e-5")],
+)
+def test_a_tier_that_cannot_be_is_not_there(round_trip: str, per_token: str) -> None:
+    page = f"""\
+prefixgate:kv_tier_round_trip_seconds{{tier="host",store=""}} {round_trip}
+prefixgate:kv_tier_seconds_per_token{{tier="host",store=""}} {per_token}
+"""
+    assert read_load(page.encode()) == EngineLoad()
+
+
+def test_tiers_are_few_and_stores_have_short_names() -> None:
+    lines = [
+        f'prefixgate:kv_tier_{what}{{tier="{tier}",store="{store}"}} {value}'
+        for tier, store in (
+            ("host", "a"),
+            ("host", "b"),
+            ("disk", "x" * 129),
+            ("device", ""),
+            *((f"t{n}", "") for n in range(99)),
+        )
+        for what, value in (("round_trip_seconds", 0.1 if store != "b" else 0.2), ("seconds_per_token", 1e-5))
+    ]
+    told = read_load("\n".join(lines).encode()).tiers
+    assert told == (TierPrice(Tier.HOST, 0.2, 1e-5), TierPrice(Tier.DISK, 0.1, 1e-5)), (
+        "ranks that disagree share nothing"
+    )
+
+
+def test_a_page_of_tiers_that_is_cut_anywhere_tells_less_or_the_same() -> None:
+    whole = read_load(TIERS).tiers
+    for end in range(len(TIERS) + 1):
+        for price in read_load(TIERS[:end]).tiers:
+            assert price.tier in {full.tier for full in whole}
 
 
 @given(st.binary(max_size=300))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from backends.fleet_state import FleetState
@@ -122,7 +124,7 @@ def test_a_reservation_counts_until_it_is_released() -> None:
     one = fleet.reserve(member, 1_000, 0.0, streams=True)
     two = fleet.reserve(member, None, 0.0, streams=True)
     assert (member.active, member.prefill.total) == (2, 1_000)
-    assert member.view(0.0) == (WorkerId("a"), 2, 1_000, None, 1_000, 1.0)
+    assert member.view(0.0) == (WorkerId("a"), 2, 1_000, None, 1_000, 1.0, 0.0, inf)
     assert member.load(0.0)[:3] == (WorkerId("a"), 2, 0.0)
     fleet.first_byte(one, 1.0)
     assert (member.active, member.prefill.total) == (2, 0)

@@ -205,6 +205,52 @@ def test_what_was_accepted_of_late_fades() -> None:
     assert queue.recent(6_000.0) == pytest.approx(0, abs=1e-9)
 
 
+def test_what_restores_is_work_and_io_but_not_in_the_queue() -> None:
+    queue = known()
+    queue.push(1, 200, 0.0, streams=True, restore_s=2.0)
+    assert (len(queue), queue.total, queue.remaining(1.0), queue.restoring(1.5)) == (1, 200, 200, 0.5)
+    queue.push(2, 1_000, 1.0, streams=True)
+    assert queue.remaining(1.5) == 700, "the engine is at work for the other one"
+    queue.push(3, 100, 1.5, streams=True, restore_s=1.5)
+    assert queue.restoring(1.5) == 1.5
+    queue.answered(1, 1.9)
+    assert (queue.total, queue.restoring(2.0)) == (1_100, 1.0)
+    queue.drop(3, 2.0)
+    assert (queue.total, queue.restoring(2.0)) == (1_000, 0.0)
+    assert queue.recent(2.0) > 1_200, "and all of it was given to the worker"
+
+
+def test_a_restore_teaches_no_speed() -> None:
+    queue = PrefillQueue()
+    queue.push(1, 1_000, 0.0, streams=True, restore_s=5.0)
+    queue.answered(1, 6.0)
+    assert queue.rate is None, "five of six seconds were a transfer"
+    queue.push(2, 1_000, 10.0, streams=True, restore_s=5.0)
+    queue.push(3, 2_000, 11.0, streams=True)
+    queue.answered(3, 12.0)
+    assert queue.rate == pytest.approx(2_000), "measured from when there was something to compute"
+
+
+def test_what_was_computed_for_those_that_restored_counts_in_the_time_it_took() -> None:
+    queue = PrefillQueue()
+    queue.push(1, 3_000, 0.0, streams=True)
+    queue.push(2, 1_000, 0.0, streams=True, restore_s=0.5)
+    queue.answered(2, 1.5)
+    queue.answered(1, 2.0)
+    assert queue.rate == pytest.approx(2_000)
+    queue.push(3, 4_000, 5.0, streams=True)
+    queue.answered(3, 7.0)
+    assert queue.rate == pytest.approx(2_000), "and only there"
+
+
+def test_a_unary_restore_is_presumed_done_after_its_transfer_and_its_rest() -> None:
+    queue = known()
+    queue.push(1, 500, 0.0, streams=False, restore_s=1.0)
+    assert queue.remaining(1.4) == 500
+    assert queue.remaining(1.5) == 0
+    assert (len(queue), queue.total) == (0, 0.0)
+
+
 class Queues(RuleBasedStateMachine):
     """Any history: the total is the sum, nothing is negative, and what remains is at most the total."""
 
@@ -215,10 +261,10 @@ class Queues(RuleBasedStateMachine):
         self.ticket = 0
         self.sent: dict[int, int] = {}
 
-    @rule(tokens=st.integers(0, 100_000), streams=st.booleans())
-    def push(self, tokens: int, streams: bool) -> None:
+    @rule(tokens=st.integers(0, 100_000), streams=st.booleans(), restore_s=st.sampled_from([0.0, 0.0, 0.5, 7.0]))
+    def push(self, tokens: int, streams: bool, restore_s: float) -> None:
         self.ticket += 1
-        self.queue.push(self.ticket, tokens, self.now, streams=streams)
+        self.queue.push(self.ticket, tokens, self.now, streams=streams, restore_s=restore_s)
         self.sent[self.ticket] = max(tokens, 1)
 
     @precondition(lambda self: self.sent)
@@ -232,6 +278,7 @@ class Queues(RuleBasedStateMachine):
         ticket = data.draw(st.sampled_from(sorted(self.sent)))
         self.queue.drop(ticket, self.now)
         assert ticket not in self.queue._tokens
+        assert ticket not in self.queue._restoring
         del self.sent[ticket]
 
     @rule(seconds=st.floats(0, 100))
@@ -251,8 +298,10 @@ class Queues(RuleBasedStateMachine):
     @invariant()
     def adds_up(self) -> None:
         queue = self.queue
-        assert queue.total == sum(queue._tokens.values())
-        assert len(queue) == len(queue._tokens) <= len(self.sent)
+        assert queue.total == sum(queue._tokens.values()) + sum(each.tokens for each in queue._restoring.values())
+        assert len(queue) == len(queue._tokens) + len(queue._restoring) <= len(self.sent)
+        assert queue._unary_restoring <= queue._restoring.keys() <= self.sent.keys() - queue._tokens.keys()
+        assert queue.restoring(self.now) >= 0.0
         assert queue._unary <= queue._tokens.keys() <= self.sent.keys()
         assert all(queue._tokens[ticket] == self.sent[ticket] for ticket in queue._tokens)
         assert queue.rate is None or queue.rate > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from array import array
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineHash
-from cache.prefix_index import PrefixIndex
+from cache.prefix_index import PrefixIndex, blocks_by_tier
 from policies.types import BlockHash, Tier, TokenIds, WorkerId
 
 if TYPE_CHECKING:
@@ -522,14 +523,19 @@ class Model:
     def __init__(self) -> None:
         self.held: dict[tuple[int, Tier, int], tuple[str, tuple[int, ...]]] = {}
         self.predicted: dict[tuple[str, tuple[int, ...]], float] = {}
+        self.stores: dict[Tier, str] = {}
+
+    def on(self, tier: Tier) -> set[tuple[str, tuple[int, ...]]]:
+        held = {block for key, block in self.held.items() if key[1] is tier}
+        return held | self.predicted.keys() if tier is Tier.DEVICE else held
 
 
 paths = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=5).map(tuple)
 workers = st.sampled_from(WORKERS)
 salts = st.sampled_from(SALTS)
 ranks = st.integers(0, 1)
-tiers = st.sampled_from([Tier.DEVICE, Tier.DEVICE, Tier.HOST])
-MEDIA = {Tier.DEVICE: "GPU", Tier.HOST: "CPU"}
+tiers = st.sampled_from([Tier.DEVICE, Tier.DEVICE, Tier.HOST, Tier.REDIS])
+MEDIA = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.REDIS: "REDIS"}
 
 
 def path_hashes(salt: str, path: tuple[int, ...]) -> list[BlockHash]:
@@ -555,6 +561,15 @@ class IndexAgainstModel(RuleBasedStateMachine):
     def add(self, worker: WorkerId) -> None:
         self.index.add_worker(worker, model="m", block_size=1)
         self.models[worker] = Model()
+
+    @rule(worker=workers, stores=st.dictionaries(st.sampled_from(list(Tier)), st.sampled_from(["", "s", "t"])))
+    def share(self, worker: WorkerId, stores: dict[Tier, str]) -> None:
+        self.index.set_stores(worker, stores)
+        if worker in self.models:
+            shared: dict[Tier, str] = {
+                tier: store for tier, store in stores.items() if store and tier is not Tier.DEVICE
+            }
+            self.models[worker].stores = shared
 
     @rule(worker=workers)
     def remove(self, worker: WorkerId) -> None:
@@ -673,6 +688,12 @@ class IndexAgainstModel(RuleBasedStateMachine):
         expected = {worker: self._depth(model, salt, path) for worker, model in self.models.items()}
         by_tier = {worker: self._by_tier(model, salt, path) for worker, model in self.models.items()}
         self.agree(device, {worker: depth for worker, depth in expected.items() if depth})
+        runs = self.index.match_runs(hashes)
+        assert {worker: blocks_by_tier(found) for worker, found in runs.items()} == tiers
+        for worker, parts in runs.items():
+            assert all(one.tier is not other.tier for one, other in itertools.pairwise(parts))
+            held = parts[0].blocks if parts[0].tier is Tier.DEVICE else 0
+            assert held == device.get(worker, 0)
         for worker, found in tiers.items():
             assert found.get(Tier.DEVICE, 0) >= device.get(worker, 0)
             assert sum(found.values()) <= sum(by_tier[worker].values())
@@ -684,23 +705,25 @@ class IndexAgainstModel(RuleBasedStateMachine):
 
     @staticmethod
     def _depth(model: Model, salt: str, path: tuple[int, ...]) -> int:
-        held = {block for key, block in model.held.items() if key[1] is Tier.DEVICE} | model.predicted.keys()
+        held = model.on(Tier.DEVICE)
         depth = 0
         while depth < len(path) and (salt, path[: depth + 1]) in held:
             depth += 1
         return depth
 
-    @staticmethod
-    def _by_tier(model: Model, salt: str, path: tuple[int, ...]) -> dict[Tier, int]:
-        device = {block for key, block in model.held.items() if key[1] is Tier.DEVICE} | model.predicted.keys()
-        host = {block for key, block in model.held.items() if key[1] is Tier.HOST}
+    def _by_tier(self, model: Model, salt: str, path: tuple[int, ...]) -> dict[Tier, int]:
+        """By looking at everybody who shares a store, for each block and tier."""
         found: dict[Tier, int] = {}
         for at in range(len(path)):
             block = (salt, path[: at + 1])
-            if block not in device and block not in host:
+            for tier in Tier:
+                store = model.stores.get(tier)
+                sharing = [other for other in self.models.values() if store and other.stores.get(tier) == store]
+                if any(block in other.on(tier) for other in (model, *sharing)):
+                    found[tier] = found.get(tier, 0) + 1
+                    break
+            else:
                 break
-            tier = Tier.DEVICE if block in device else Tier.HOST
-            found[tier] = found.get(tier, 0) + 1
         return found
 
     @invariant()

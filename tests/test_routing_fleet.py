@@ -26,7 +26,7 @@ from gateway.program_control import gauges_of
 from gateway.request_record import RequestRecord
 from gateway.telemetry.exposition import make_registry
 from policies.routing import POLICIES
-from policies.types import Tier, WorkerId
+from policies.types import Tier, TierRun, WorkerId
 from tests.data_plane_fixtures import RawWorker, says
 from tests.gateway_fixtures import MODEL, config_for, eventually, model_text
 from tests.ports import fleet_ports
@@ -448,7 +448,7 @@ async def test_overlaps_are_told_by_tier() -> None:
             await told()
             await r.ask("/v1/completions", {"prompt": [*ids, 7, 8, 9], "max_tokens": 2})
             attempt = r.last().attempts[0]
-            assert attempt.tiers == {WorkerId("w0"): {Tier.HOST: 10}}
+            assert attempt.runs == {WorkerId("w0"): [TierRun(Tier.HOST, 10)]}
             assert attempt.cached == {}, "what counts is on devices"
             assert len(attempt.decision.costs) == 2
     finally:

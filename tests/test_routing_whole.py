@@ -14,14 +14,19 @@ from typing import Any
 import aiohttp
 import pytest
 import zmq
+from prometheus_client import generate_latest
 
 from backends.simulated.engine import EngineConfig
-from backends.simulated.fleet import FleetConfig, SimulatedFleet
+from backends.simulated.fleet import FleetConfig, SimulatedFleet, TierConfig
+from backends.simulated.timing import LinearPrefill
 from cache.kv_events import BlockStored, EngineHash, EventBatch, encode_batch
 from gateway.app import running
 from gateway.program import Program
+from gateway.program_control import gauges_of
+from gateway.telemetry.exposition import make_registry
+from policies.restore_route import TierPrice
 from policies.routing import POLICIES
-from policies.types import TokenIds
+from policies.types import Tier, TokenIds, WorkerId
 from tests.gateway_fixtures import (
     MODEL,
     Script,
@@ -520,3 +525,103 @@ async def test_blocks_that_are_not_on_a_device_are_told_by_tier() -> None:
     finally:
         publisher.close()
         context.term()
+
+
+# -- slower tiers
+
+METRICS_OFTEN = "health: {probe: {metrics_interval: 0.1}}\n"
+SHARED = TierConfig(4096, 0.2, 1e-4)
+"""Twice as fast as computing for a thousand tokens, and dear enough for a holder that is free to be preferred."""
+
+
+@contextlib.asynccontextmanager
+async def sharing(n: int, extra: str = "", *, speed: float = 20.0) -> AsyncIterator[Running]:
+    """A gateway and `n` workers with one store behind all of them, once their prices are known."""
+    engine = EngineConfig(speed=speed, timing=LinearPrefill(2_000.0))
+    settings = FleetConfig(model=MODEL, engine=engine, store=SHARED, **fleet_ports(n))
+    async with (
+        SimulatedFleet(n, settings, text=model_text()) as fleet,
+        in_front(fleet, ADMIN + METRICS_OFTEN + extra) as it,
+    ):
+        await eventually(lambda: all(len(worker.tiers) == 1 for worker in it.program.state.workers))
+        yield it
+
+
+async def test_a_chat_whose_worker_drains_is_restored_elsewhere_from_the_store_they_share() -> None:
+    async with sharing(3) as it:
+        prices = {worker.tiers for worker in it.program.state.workers}
+        assert prices == {(TierPrice(Tier.REDIS, 0.2 / 20, 1e-4 / 20, it.fleet.store.store),)}  # type: ignore[union-attr]  # it has one
+        messages = [{"role": "user", "content": "Tell me of the sea, at length. " * 150}]
+        chat = {"model": MODEL, "messages": messages, "max_tokens": 4}
+        home, first = await it.post("/v1/chat/completions", chat)
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        await eventually(lambda: it.program.index.is_tiered)
+        held = it.program.index.block_count(WorkerId(home))
+        messages += [first["choices"][0]["message"], {"role": "user", "content": "And of the shore?"}]
+
+        again, second = await it.post("/v1/chat/completions", chat, {"x-request-id": "holder"})
+        assert again == home
+        assert (await explained(it, "holder"))["attempts"][0]["choice"] == "holder"
+
+        it.program.fleet.drain(WorkerId(home))
+        moved, third = await it.post("/v1/chat/completions", chat, {"x-request-id": "moved"})
+        assert moved != home
+        told = await explained(it, "moved")
+        [attempt] = told["attempts"]
+        prompt_tokens, cached = (
+            third["usage"]["prompt_tokens"],
+            third["usage"]["prompt_tokens_details"]["cached_tokens"],
+        )
+        assert prompt_tokens > 1_000
+        assert cached > prompt_tokens - 64, "restored there, though it was never there"
+        assert attempt["choice"] == "restore"
+        assert attempt["predicted_cached_tokens"] == told["predicted_cached_tokens"] == 0
+        predicted = attempt["predicted_restored_tokens"]
+        assert predicted == told["predicted_restored_tokens"]
+        assert cached - 16 <= predicted <= cached, "the event of the last block may be under way"
+        assert "(restore)" in attempt["why"]
+        for candidate in attempt["candidates"]:
+            assert (candidate["cached_tokens"], candidate["restorable_tokens"]) == (0, predicted)
+            assert set(candidate["blocks_by_tier"]) == {"redis"}
+        assert third["choices"][0]["message"] == second["choices"][0]["message"], "text does not depend on caches"
+        assert it.program.index.block_count(WorkerId(home)) >= held
+
+        page = generate_latest(make_registry(gauges_of(it.program), it.program.metrics)).decode()
+        labels = f'{{choice="%s",model="{MODEL}",route="chat"}}'
+        assert f"prefixgate_routing_choices_total{labels % 'restore'} 1.0" in page
+        assert f"prefixgate_routing_choices_total{labels % 'holder'} 1.0" in page
+        assert f'prefixgate_predicted_restored_tokens_total{{model="{MODEL}",route="chat"}} {float(predicted)}' in page
+        assert it.program.drift.of(WorkerId(moved)).average == 0.0, "what was restored as predicted is no drift"
+
+
+async def test_a_busy_holder_is_left_for_a_restore() -> None:
+    async with sharing(2, "routing: {sessions: {header: x-session-id}}\n", speed=4.0) as it:
+        prompt = "Once upon a time there was a lighthouse. " * 200
+        home = await it.complete(prompt, {"x-session-id": "a"})
+        await eventually(lambda: it.program.index.is_tiered)
+        assert await it.complete(prompt + " It was tall.") == home
+        # More than a second each, one after the other, and their session keeps them at home.
+        busy = [
+            asyncio.create_task(it.complete(f"{n} " + "other words come here " * 2_500, {"x-session-id": "a"}))
+            for n in range(4)
+        ]
+        await eventually(lambda: it.program.state.worker(WorkerId(home)).active == 4)
+        other = await it.complete(prompt + " It was white.", {"x-request-id": "asked"})
+        assert other != home
+        [attempt] = (await explained(it, "asked"))["attempts"]
+        candidates = {candidate["worker"]: candidate for candidate in attempt["candidates"]}
+        assert attempt["choice"] == "restore"
+        assert candidates[home]["cached_tokens"] == candidates[other]["restorable_tokens"] > 1_000
+        assert candidates[home]["queued_tokens"] > 10_000
+        assert set(await asyncio.gather(*busy)) == {home}
+
+
+async def test_prices_that_are_told_no_longer_are_forgotten() -> None:
+    async with sharing(2) as it:
+        await it.complete("Once upon a time " * 100)
+        await eventually(lambda: it.program.index.is_tiered)
+        await it.fleet.workers[1].kill()
+        await eventually(lambda: not it.program.state.workers[1].tiers)
+        assert len(it.program.state.workers[0].tiers) == 1
+        await it.fleet.workers[1].restart()
+        await eventually(lambda: len(it.program.state.workers[1].tiers) == 1)

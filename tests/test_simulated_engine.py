@@ -16,9 +16,11 @@ from backends.simulated.engine import (
     RequestTooLongError,
     SimulatedEngine,
 )
+from backends.simulated.kv_chain import EngineHash
+from backends.simulated.kv_tiers import BlockTier, TierConfig
 from backends.simulated.sequence import SimRequest, TokenOut, request_from_ids
 from backends.simulated.timing import LinearPrefill, PublishedTiming
-from policies.types import TokenIds
+from policies.types import Tier, TokenIds
 
 TIMING = PublishedTiming()
 
@@ -293,15 +295,21 @@ def test_what_does_not_fit_is_refused() -> None:
 class EngineMachine(RuleBasedStateMachine):
     """Any order of arrivals, cancellations and waits: no block lost, every token once, true events."""
 
+    host: TierConfig | None = None
+    store: TierConfig | None = None
+
     def __init__(self) -> None:
         super().__init__()
         self.engine = SimulatedEngine(
-            EngineConfig(blocks=12, block_size=4, max_num_seqs=3, max_batched_tokens=10, max_model_len=48)
+            EngineConfig(
+                blocks=12, block_size=4, max_num_seqs=3, max_batched_tokens=10, max_model_len=48, host=self.host
+            ),
+            None if self.store is None else BlockTier(Tier.REDIS, self.store, "s"),
         )
         self.now = 0.0
         self.names = 0
         self.left: dict[str, int] = {}
-        self.held: set[int] = set()
+        self.held: dict[Tier, set[int]] = {tier: set() for tier in Tier}
 
     @rule(
         start=st.sampled_from([0, 0, 4, 100]),
@@ -353,12 +361,12 @@ class EngineMachine(RuleBasedStateMachine):
         for batch in self.engine.take_kv_events():
             for event in batch.events:
                 if isinstance(event, Stored):
-                    assert event.parent is None or event.parent in self.held | set(event.hashes)
-                    assert not self.held & set(event.hashes)
-                    self.held |= set(event.hashes)
+                    assert event.parent is None or event.parent in set(event.hashes).union(*self.held.values())
+                    assert not self.held[event.tier] & set(event.hashes)
+                    self.held[event.tier] |= set(event.hashes)
                 elif isinstance(event, Removed):
-                    assert self.held >= set(event.hashes)
-                    self.held -= set(event.hashes)
+                    assert self.held[event.tier] >= set(event.hashes)
+                    self.held[event.tier] -= set(event.hashes)
 
     def teardown(self) -> None:
         while (at := self.engine.next_event_at()) is not None:
@@ -366,8 +374,20 @@ class EngineMachine(RuleBasedStateMachine):
             self.read(self.engine.advance(self.now))
         self.nothing_is_lost()
         assert self.left == {}
-        assert len(self.held) == self.engine.pool.cached
+        assert len(self.held[Tier.DEVICE]) == self.engine.pool.cached
+        for each in self.engine.tiers.tiers:
+            assert len(self.held[each.tier]) == len(each) <= each.config.blocks
+            assert all(EngineHash(block) in each for block in self.held[each.tier])
+
+
+class TieredEngineMachine(EngineMachine):
+    """The same with a quick host tier and a store behind it that is larger and slower."""
+
+    host = TierConfig(6, 0.001, 0.0001)
+    store = TierConfig(20, 0.003, 0.0005)
 
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTieredEngineMachine = TieredEngineMachine.TestCase
+TestTieredEngineMachine.settings = TestEngineMachine.settings

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backends.simulated.kv_chain import EngineHash
+from policies.types import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +24,15 @@ class Stored:
     parent: EngineHash | None
     owner: object
     first_block: int
+    tier: Tier = Tier.DEVICE
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Blocks of which the last copy is gone."""
+    """Blocks of which the last copy on a tier is gone."""
 
     hashes: tuple[EngineHash, ...]
+    tier: Tier = Tier.DEVICE
 
 
 @dataclass(frozen=True, slots=True)

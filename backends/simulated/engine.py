@@ -8,28 +8,53 @@ its end (`_commit`). Steps that only decode and change nothing else are lived th
 Scheduling follows vLLM v1: running sequences first, then the waiting queue first come, first served; chunked
 prefill under a budget of tokens per step; when blocks run out the last admitted sequence is preempted and
 recomputed later; a prompt's last token is always computed, so that there is something to sample from.
+
+With slower tiers behind the device cache a sequence may first be *restoring*: where reading what they have of its
+prompt is quicker than computing it, into blocks that it holds until it is admitted. Then the blocks are cached as any
+others, and the sequence waits as any other. It loses them again where a running sequence needs room, or the head of the
+queue while nothing runs. What found no room on arrival, or lost it, restores when its turn comes, and others go ahead.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from heapq import heapify, heappop, heappush
+from operator import attrgetter
+from typing import NamedTuple
 
 from backends.simulated.block_pool import BlockPool
 from backends.simulated.engine_config import EngineConfig, EngineStats, KvBatch, QueueFullError, RequestTooLongError
+from backends.simulated.kv_tiers import BlockTier, EngineTiers
 from backends.simulated.sequence import Sequence, SimRequest, TokenOut
 from backends.simulated.step_run import StepRun
+from policies.types import Tier
 
 __all__ = ["EngineConfig", "EngineStats", "KvBatch", "QueueFullError", "RequestTooLongError", "SimulatedEngine"]
 
 _TIMES_KEPT = 4096
 
 
+class _Restore(NamedTuple):
+    ends_at: float
+    number: int
+    sequence: Sequence
+    in_turn: bool
+    """It was at the head of the queue, and comes back there."""
+
+
 class SimulatedEngine:
     """Submit, ask when something happens next, advance to then, read what came out."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, store: BlockTier | None = None) -> None:
+        """`store` is a tier that other engines read too."""
         self.config = config
         self.pool = BlockPool(config.blocks)
+        own = [] if config.host is None else [BlockTier(Tier.HOST, config.host)]
+        shared = [] if store is None else [store]
+        self.tiers = EngineTiers([*own, *shared], speed=config.speed, rate=config.prefill_rate)
+        self._restoring: list[_Restore] = []  # a heap
+        self._restores = 0
         serial = config.timing.one_at_a_time
         self._max_running = 1 if serial else config.max_num_seqs
         self._budget = config.context_tokens if serial else config.max_batched_tokens
@@ -63,9 +88,17 @@ class SimulatedEngine:
         """
         self._check(request)
         self._live_until(now, start=False)
+        sequence = Sequence(request, self.config.block_size)
+        if not self._restore(sequence, now, in_turn=False):
+            self._wait(sequence, now, in_turn=False)
+
+    def _wait(self, sequence: Sequence, now: float, *, in_turn: bool) -> None:
         if self._run is None and not self._running and not self._waiting:
             self._ready_at = now
-        self._waiting.append(Sequence(request, self.config.block_size))
+        if in_turn:
+            self._waiting.appendleft(sequence)
+        else:
+            self._waiting.append(sequence)
         self._stop_after_current_step()
 
     def cancel(self, request_id: str, now: float) -> bool:
@@ -77,10 +110,15 @@ class SimulatedEngine:
         self._outputs = [out for out in self._outputs if out.id != request_id]
         sequence = self._running.get(request_id)
         if sequence is None:
+            restoring = next((each for each in self._restoring if each.sequence.request.id == request_id), None)
+            if restoring is not None:
+                self._stop_restoring(restoring)
+                return True
             waiting = next((each for each in self._waiting if each.request.id == request_id), None)
             if waiting is None:
                 return False
             self._waiting.remove(waiting)
+            self._let_go(waiting)
             return True
         self._leave(sequence)
         if self._run is None:
@@ -95,6 +133,7 @@ class SimulatedEngine:
         self._live_until(now, start=False)
         cleared = self.pool.clear_cache()
         if cleared:
+            self.tiers.forget()
             self._collect_events(now)
         return cleared
 
@@ -102,8 +141,13 @@ class SimulatedEngine:
         """When `advance` has something to do next; None while there is no work. Changes nothing."""
         run = self._run
         if run is None:
-            return self._ready_at if self._waiting or self._running else None
-        return run.end(run.done + 1 if self._streaming else run.steps)
+            at = self._ready_at if self._waiting or self._running else None
+        else:
+            at = run.end(run.done + 1 if self._streaming else run.steps)
+        if self._restoring:
+            restored_at = self._restoring[0].ends_at
+            return restored_at if at is None else min(at, restored_at)
+        return at
 
     def advance(self, now: float) -> list[TokenOut]:
         """Live until `now`; the outputs since the last call, in order. The caller owns the list."""
@@ -115,21 +159,23 @@ class SimulatedEngine:
         return outputs
 
     def take_kv_events(self) -> list[KvBatch]:
-        """Changes of the prefix cache since the last call, one batch a step; the caller owns the list."""
+        """Changes of the caches since the last call, one batch a step; the caller owns the list."""
+        if self._run is None:
+            self._collect_events(self._now)  # what other engines have pushed out of a shared store meanwhile
         batches, self._batches = self._batches, []
         return batches
 
     @property
     def idle(self) -> bool:
         """Whether no request is here."""
-        return not (self._running or self._waiting)
+        return not (self._running or self._waiting or self._restoring)
 
     def stats(self) -> EngineStats:
         """Counters and gauges as of the last `advance`."""
         reported_late = sum(self._step - sequence.joined for sequence in self._decoding)
         return EngineStats(
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._restoring),
             kv_usage=self.pool.used / self.pool.capacity,
             prefix_cache_queries=self._queries,
             prefix_cache_hits=self._hits,
@@ -141,9 +187,9 @@ class SimulatedEngine:
     def check_integrity(self) -> None:
         """Raise AssertionError unless sequences and pool agree: free + used == capacity, no block lost."""
         self.pool.check_integrity()
-        held = {block for sequence in self._running.values() for block in sequence.blocks}
+        holding = [*self._running.values(), *self._waiting, *(restore.sequence for restore in self._restoring)]
+        held = {block for sequence in holding for block in sequence.blocks}
         assert len(held) == self.pool.used
-        assert all(not sequence.blocks for sequence in self._waiting)
         due = [s for table in (self._grow_due, self._finish_due) for bucket in table.values() for s in bucket]
         assert len(due) == len(self._decoding)
         assert set(due) == self._decoding
@@ -158,23 +204,99 @@ class SimulatedEngine:
             raise ValueError(message)
         self._now = now
         while True:
-            if self._run is None:
-                due = self._ready_at <= now if start else self._ready_at < now
-                if self.idle or not due:
-                    return
-                self._run = self._schedule(self._ready_at)
-            run = self._run
-            ended = run.ended_by(now)
-            if ended > run.done:
-                self._commit(run, ended - run.done)
-            if run.done < run.steps:
+            if self._restoring and self._restoring[0].ends_at <= now:
+                if not self._go_on(self._restoring[0].ends_at, start=False):
+                    self._restored(heappop(self._restoring))
+            elif not self._go_on(now, start=start):
                 return
-            self._ready_at = run.end(run.steps)
-            self._run = None
+
+    def _go_on(self, limit: float, *, start: bool) -> bool:
+        """Begin a step, or commit those that ended until `limit`; False if there is nothing more to do until then."""
+        run = self._run
+        if run is None:
+            due = self._ready_at <= limit if start else self._ready_at < limit
+            if not (self._running or self._waiting) or not due:
+                return False
+            self._run = self._schedule(self._ready_at)
+            return True
+        ended = run.ended_by(limit)
+        if ended > run.done:
+            self._commit(run, ended - run.done)
+        if run.done < run.steps:
+            return False
+        self._ready_at = run.end(run.steps)
+        self._run = None
+        return True
 
     def _stop_after_current_step(self) -> None:
         if self._run is not None:
             self._run.steps = min(self._run.steps, self._run.done + 1)
+
+    # -- slower tiers ------------------------------------------------------------------------------------
+
+    def _restore(self, sequence: Sequence, now: float, *, in_turn: bool) -> bool:
+        """Begin to restore what is worth it of a prompt; False where nothing is, or nothing fits."""
+        if not self.tiers.tiers:
+            return False
+        size = self.config.block_size
+        most = (sequence.total - 1) // size
+        matched = self.pool.match(sequence.hashes, most)
+        split = self.tiers.plan(sequence.hashes, len(matched), most, n_tokens=sequence.total, block_size=size, now=now)
+        count = split.restored_tokens // size
+        if not count or not self.pool.has_room(count, matched):
+            return False
+        self.pool.take(matched)
+        sequence.blocks = [*matched, *self.pool.allocate(count)]
+        sequence.restoring = (len(matched), len(matched) + count)
+        self._restores += 1
+        heappush(self._restoring, _Restore(self.tiers.begin(split, now), self._restores, sequence, in_turn))
+        return True
+
+    def _restored(self, restore: _Restore) -> None:
+        """What was restored can be found from now on, by this sequence and by all others."""
+        at, _, sequence, in_turn = restore
+        first, last = sequence.restoring
+        self.pool.store(
+            sequence.blocks[first:last],
+            sequence.hashes[first:last],
+            parent=sequence.hashes[first - 1] if first else None,
+            owner=sequence.request,
+            first_block=first,
+        )
+        self._wait(sequence, at, in_turn=in_turn)
+        if self._run is None:
+            self._collect_events(at)
+
+    def _reclaim(self) -> bool:
+        """Take back the blocks of whoever came last among those that only hold them for later; False if nobody does."""
+        for sequence in reversed(self._waiting):
+            if sequence.blocks:
+                self._let_go(sequence)
+                return True
+        if not self._restoring:
+            return False
+        last = max(self._restoring, key=attrgetter("number"))
+        self._stop_restoring(last)
+        self._waiting.append(last.sequence)
+        return True
+
+    def _stop_restoring(self, restore: _Restore) -> None:
+        self._restoring.remove(restore)
+        heapify(self._restoring)
+        self._let_go(restore.sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        if sequence.blocks:
+            self.pool.release(sequence.blocks)
+            sequence.blocks = []
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Leave full blocks that are computed on the slower tiers; those of unknown tokens nobody could find again."""
+        request, size = sequence.request, self.config.block_size
+        tokens = sequence.computed if request.output_ids else min(sequence.computed, request.n_tokens)
+        n_blocks = min(sequence.stored, tokens // size)
+        if n_blocks:
+            self.tiers.keep(sequence.hashes[:n_blocks], request)
 
     # -- the start of a step -----------------------------------------------------------------------------
 
@@ -187,7 +309,7 @@ class SimulatedEngine:
             budget -= self._continue_prefill(self._partial, budget, prefilling)
         preempted = self._preemptions > preemptions
         if not preempted:
-            self._admit(budget, prefilling)
+            self._admit(budget, prefilling, at)
         new_tokens = sum(count for _, count in prefilling)
         decoding = bool(self._decoding)
         kv_used = self.pool.used / self.pool.capacity
@@ -222,6 +344,8 @@ class SimulatedEngine:
     def _make_room(self, blocks: int, sequence: Sequence) -> bool:
         """Preempt from the end of the running ones until `blocks` are free; False if `sequence` is hit."""
         while not self.pool.has_room(blocks):
+            if self._reclaim():
+                continue
             victim = next(reversed(self._running.values()))
             self._preempt(victim)
             if victim is sequence:
@@ -246,7 +370,7 @@ class SimulatedEngine:
         self._place(sequence, needed, count, prefilling)
         return count
 
-    def _admit(self, budget: int, prefilling: list[tuple[Sequence, int]]) -> None:
+    def _admit(self, budget: int, prefilling: list[tuple[Sequence, int]], at: float) -> None:
         """First come, first served: a head that does not fit is waited for."""
         pool = self.pool
         while self._waiting and budget > 0 and len(self._running) < self._max_running:
@@ -256,15 +380,21 @@ class SimulatedEngine:
             total = sequence.total
             most_hits = (total - 1) // self.config.block_size
             sequence.hash_up_to(most_hits)
+            if not sequence.blocks and self._restore(sequence, at, in_turn=True):
+                self._waiting.popleft()
+                continue
             matched = pool.match(sequence.hashes, most_hits)
             cached = len(matched) * self.config.block_size
             count = min(total - cached, budget)
             needed = self._blocks_for(cached + count) - len(matched)
             if not pool.has_room(needed, matched):
+                if not self._running and self._reclaim():
+                    continue
                 self._blocked = (sequence, pool.releases)
                 return
             self._waiting.popleft()
             pool.take(matched)
+            self._let_go(sequence)
             sequence.blocks = matched
             sequence.stored = len(matched)
             sequence.computed = cached
@@ -331,6 +461,8 @@ class SimulatedEngine:
 
     def _collect_events(self, at: float) -> None:
         events = self.pool.take_events()
+        if self.tiers.tiers:
+            events += self.tiers.take_events()
         if events:
             self._batches.append(KvBatch(at, events))
 
@@ -390,6 +522,8 @@ class SimulatedEngine:
         if self._partial is sequence:
             self._partial = None
         del self._running[sequence.request.id]
+        if self.tiers.tiers:
+            self._keep(sequence)
         self.pool.release(sequence.blocks)
 
     def _stop_decoding(self, sequence: Sequence) -> None:
@@ -416,6 +550,7 @@ class SimulatedEngine:
             raise RequestTooLongError(request, self.config.context_tokens)
         if self.config.max_waiting is not None and len(self._waiting) >= self.config.max_waiting:
             raise QueueFullError
-        if request.id in self._running or any(each.request.id == request.id for each in self._waiting):
+        here = itertools.chain(self._waiting, (restore.sequence for restore in self._restoring))
+        if request.id in self._running or any(each.request.id == request.id for each in here):
             message = f"request id {request.id!r} is in use"
             raise ValueError(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from backends.simulated.block_pool import PoolEvent
+from backends.simulated.kv_tiers import TierConfig
 from backends.simulated.sequence import SimRequest
 from backends.simulated.timing import PublishedTiming, StepTiming
 
@@ -33,6 +34,8 @@ class EngineConfig:
     max_waiting: int | None = None
     timing: StepTiming = field(default_factory=PublishedTiming)
     speed: float = 1.0
+    host: TierConfig | None = None
+    """Host memory behind the device cache; None: what leaves that is gone."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for sizes no engine can have."""
@@ -43,6 +46,11 @@ class EngineConfig:
         if self.max_batched_tokens < self.max_num_seqs:
             message = "max_batched_tokens must be at least max_num_seqs: each running sequence decodes in a step"
             raise ValueError(message)
+
+    @property
+    def prefill_rate(self) -> float:
+        """Tokens/s of a full step, before any speed-up: what a restore is weighed against."""
+        return self.max_batched_tokens / self.timing.step_s(self.max_batched_tokens, decoding=False, kv_used=0.0)
 
     @property
     def context_tokens(self) -> int:

@@ -6,11 +6,14 @@ import contextlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
+from uuid import uuid4
 
+from backends.simulated.kv_tiers import BlockTier, TierConfig
 from backends.simulated.model_text import ModelText
 from backends.simulated.worker import FleetConfig, SimulatedWorker
+from policies.types import Tier
 
-__all__ = ["FleetConfig", "SimulatedFleet", "SimulatedWorker"]
+__all__ = ["FleetConfig", "SimulatedFleet", "SimulatedWorker", "TierConfig"]
 
 
 class SimulatedFleet:
@@ -20,6 +23,9 @@ class SimulatedFleet:
         """`text` saves loading the tokenizer where a caller has it. Raises TokenizerError or ValueError."""
         self.config = config or FleetConfig()
         self.text = text or ModelText.load(self.config.model, self.config.tokenizer)
+        store = self.config.store
+        self.store = None if store is None else BlockTier(Tier.REDIS, store, f"simulated-{uuid4().hex}")
+        """What all workers share, where the configuration has it."""
         self._n = n
         self._next = 0
         self._workers: list[SimulatedWorker] = []
@@ -54,7 +60,7 @@ class SimulatedFleet:
         """One more worker, running; no number is given twice. Raises OSError or zmq.ZMQError if a port is taken."""
         index = self._next
         self._next += 1
-        worker = SimulatedWorker(f"{self.config.name_prefix}{index}", self.text, self.config, index)
+        worker = SimulatedWorker(f"{self.config.name_prefix}{index}", self.text, self.config, index, self.store)
         try:
             await worker.listen()
         except BaseException:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 from backends.engine_api.prometheus_text import Histogram, escaped, sample_lines
 from backends.simulated.engine import EngineConfig, EngineStats
+from policies.restore_route import TierPrice
+
+_ROUND_TRIP: Final = "prefixgate:kv_tier_round_trip_seconds"
+_PER_TOKEN: Final = "prefixgate:kv_tier_seconds_per_token"  # noqa: S105 - a tier's price
 
 
 class Flavour(StrEnum):
@@ -76,6 +82,19 @@ def render_sglang(
         "num_requests": finished,
     }
     return _page(sample_lines("sglang", gauges, counters, labels), "sglang:time_to_first_token_seconds", ttft, labels)
+
+
+def tier_lines(prices: Sequence[TierPrice]) -> list[str]:
+    """What restoring takes, for each tier, under the gateway's own names."""
+    round_trips: list[str] = []
+    per_token: list[str] = []
+    for price in prices:
+        labels = f'{{tier="{price.tier.value}",store="{escaped(price.store)}"}}'
+        round_trips.append(f"{_ROUND_TRIP}{labels} {price.round_trip_s!r}")
+        per_token.append(f"{_PER_TOKEN}{labels} {price.s_per_token!r}")
+    if not prices:
+        return []
+    return [f"# TYPE {_ROUND_TRIP} gauge", *round_trips, f"# TYPE {_PER_TOKEN} gauge", *per_token]
 
 
 def _page(lines: list[str], name: str, ttft: Histogram, labels: str) -> str:

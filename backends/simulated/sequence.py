@@ -59,7 +59,8 @@ class TokenOut(NamedTuple):
 class Sequence:
     """A request in the engine. `SimulatedEngine` alone changes it.
 
-    While decoding, `output` is the count at step `joined`; one more token exists for each decode step since.
+    While it restores, `blocks` are those it found on the device and those it restores, `restoring` the places of the
+    latter. While decoding, `output` is the count at step `joined`; one more token exists for each decode step since.
     """
 
     __slots__ = (
@@ -74,6 +75,7 @@ class Sequence:
         "output",
         "reported",
         "request",
+        "restoring",
         "stored",
     )
 
@@ -90,6 +92,7 @@ class Sequence:
         self.joined = 0
         self.reported = 0
         self.due = 0
+        self.restoring: tuple[int, int] = (0, 0)
 
     @property
     def total(self) -> int:

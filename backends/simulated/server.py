@@ -150,7 +150,8 @@ class SimulatedServer:
             )
         else:
             page = prometheus_text.render(serving.config, stats, model=model, ttft=ttft, finished=finished)
-        return web.Response(text=page)
+        tiers = prometheus_text.tier_lines(serving.driver.engine.tiers.prices)
+        return web.Response(text=page + "".join(line + "\n" for line in tiers))
 
     async def _reset_prefix_cache(self, _request: web.Request) -> web.Response:
         if not self._serving.driver.clear_cache():

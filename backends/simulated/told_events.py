@@ -11,9 +11,10 @@ from backends.simulated.block_pool import Cleared, PoolEvent, Stored
 from backends.simulated.engine_config import KvBatch
 from backends.simulated.sequence import SimRequest, block_ids
 from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineHash, EventBatch, KvEvent
+from policies.types import Tier
 
 _TOKEN_BYTES: Final = 4
-_MEDIUM: Final = "GPU"
+_MEDIA: Final = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "DISK", Tier.REDIS: "REDIS"}
 
 
 class Teller:
@@ -47,7 +48,7 @@ def told(event: PoolEvent, *, block_size: int, secret: int = 0) -> KvEvent | Non
         return AllBlocksCleared()
     hashes = tuple([EngineHash(each ^ secret) for each in event.hashes])
     if not isinstance(event, Stored):
-        return BlockRemoved(hashes, medium=_MEDIUM)
+        return BlockRemoved(hashes, medium=_MEDIA[event.tier])
     request = event.owner
     assert isinstance(request, SimRequest), "the engine stores with nothing else"
     width = block_size * _TOKEN_BYTES
@@ -61,6 +62,6 @@ def told(event: PoolEvent, *, block_size: int, secret: int = 0) -> KvEvent | Non
         ids,
         block_size,
         adapter=request.adapter,
-        medium=_MEDIUM,
+        medium=_MEDIA[event.tier],
         salt=request.salt if event.parent is None else None,
     )

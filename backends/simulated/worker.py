@@ -15,6 +15,7 @@ from backends.kv_publisher import KvEventPublisher
 from backends.simulated.driver import EngineDriver
 from backends.simulated.engine import EngineConfig, SimulatedEngine
 from backends.simulated.fault_injection import reset_connection
+from backends.simulated.kv_tiers import BlockTier, TierConfig
 from backends.simulated.model_text import EMBEDDED_TOKENIZER, ModelText
 from backends.simulated.prometheus_text import Flavour
 from backends.simulated.server import ReceivedRequest, SimulatedServer
@@ -44,6 +45,9 @@ class FleetConfig:
     api_key: str | None = field(default=None, repr=False)
     """The bearer token that every route under `/v1` wants."""
     flavour: Flavour = Flavour.VLLM
+    store: TierConfig | None = None
+    """A Redis that all workers of the fleet share, behind their device caches; it outlives each of them. For a host
+    tier of each see `EngineConfig`."""
     record: int = 0
     """How many of the last requests each worker keeps in `received`; 0 keeps none."""
 
@@ -54,9 +58,12 @@ class SimulatedWorker:
     `engine`, `driver` and `publisher` are those of its present life: a restart replaces them.
     """
 
-    def __init__(self, name: str, text: ModelText, config: FleetConfig, index: int) -> None:
-        """Bind the event sockets. Raises zmq.ZMQError when a port is taken."""
+    def __init__(
+        self, name: str, text: ModelText, config: FleetConfig, index: int, store: BlockTier | None = None
+    ) -> None:
+        """Bind the event sockets. `store` is the fleet's. Raises zmq.ZMQError when a port is taken."""
         self.name = name
+        self._store = store
         self.received: deque[ReceivedRequest] = deque(maxlen=config.record)
         """The last requests, oldest first, where `FleetConfig.record` asks for them; over all its lives."""
         self._text = text
@@ -70,7 +77,7 @@ class SimulatedWorker:
     def _begin(self) -> None:
         """A new life: an empty cache, sequence numbers from 0."""
         config = self._config
-        self.engine = SimulatedEngine(config.engine)
+        self.engine = SimulatedEngine(config.engine, self._store)
         self.publisher = self._publisher() if config.kv_events else None
         tell = None
         if self.publisher is not None:
@@ -179,6 +186,7 @@ class SimulatedWorker:
         self._alive = False
         self._site = None
         self.driver.close()
+        self.engine.tiers.close()
         async with contextlib.AsyncExitStack() as stack:
             if self.publisher is not None:
                 stack.push_async_callback(self.publisher.close)

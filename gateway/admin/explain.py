@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from cache.prefix_index import blocks_by_tier
 from gateway.telemetry.shown import shown
+from policies.routing import CHOICES
 
 if TYPE_CHECKING:
     from gateway.request_record import Attempt, RequestRecord
@@ -31,6 +33,7 @@ def summary(record: RequestRecord, epoch: float) -> dict[str, object]:
         "retries": max(0, len(record.attempts) - 1),
         "prompt_tokens": record.prompt_tokens,
         "predicted_cached_tokens": record.cached_tokens,
+        "predicted_restored_tokens": record.restored_tokens,
         "reported_cached_tokens": record.usage.cached,
         "completion_tokens": record.usage.completion,
         "time_to_first_byte_s": _seconds(first - record.arrived) if first else None,
@@ -63,11 +66,16 @@ def _times(record: RequestRecord) -> dict[str, float | None]:
 
 
 def _attempt(record: RequestRecord, attempt: Attempt, *, last: bool) -> dict[str, object]:
+    decision = attempt.decision
+    split = decision.split
     return {
         "worker": attempt.worker,
         "after_s": _seconds(attempt.at - record.arrived),
         "why": _why(attempt),
-        "predicted_cached_tokens": attempt.decision.cached_tokens,
+        "choice": decision.reason if decision.reason in CHOICES else None,
+        "predicted_cached_tokens": decision.cached_tokens,
+        "predicted_restored_tokens": split.restored_tokens if split is not None else 0,
+        "predicted_restore_s": _seconds(split.restore_s) if split is not None else None,
         "candidates": [_candidate(attempt, at, view) for at, view in enumerate(attempt.candidates)],
         "result": attempt.fault or (record.outcome.value if last else "given up"),
     }
@@ -75,7 +83,7 @@ def _attempt(record: RequestRecord, attempt: Attempt, *, last: bool) -> dict[str
 
 def _candidate(attempt: Attempt, at: int, view: WorkerView) -> dict[str, object]:
     costs = attempt.decision.costs
-    tiers = attempt.tiers.get(view.id) if attempt.tiers is not None else None
+    runs = attempt.runs.get(view.id) if attempt.runs is not None else None
     return {
         "worker": view.id,
         "chosen": at == attempt.decision.chosen,
@@ -85,7 +93,8 @@ def _candidate(attempt: Attempt, at: int, view: WorkerView) -> dict[str, object]
         "recent_tokens": round(view.recent_tokens, 1),
         "prefill_tokens_per_s": round(view.prefill_rate, 1) if view.prefill_rate is not None else None,
         "cached_tokens": attempt.cached.get(view.id, 0),
-        "blocks_by_tier": {tier.value: blocks for tier, blocks in tiers.items()} if tiers else None,
+        "restorable_tokens": sum(run.tokens for run in attempt.restorable.get(view.id, ())),
+        "blocks_by_tier": {tier.value: blocks for tier, blocks in blocks_by_tier(runs).items()} if runs else None,
     }
 
 
@@ -101,7 +110,8 @@ def _why(attempt: Attempt) -> str:
     cost, others = costs[chosen], [other for at, other in enumerate(costs) if at != chosen]
     if cost <= min(others):
         beside = "equal to the next" if cost == min(others) else f"the next is {min(others):.4g}"
-        return f"lowest cost of {len(candidates)}: {cost:.4g}, {beside}"
+        how = f" ({attempt.decision.reason})" if attempt.decision.reason in CHOICES else ""
+        return f"lowest cost of {len(candidates)}: {cost:.4g}, {beside}{how}"
     return (
         f"cost {cost:.4g}, not the lowest of {len(candidates)}, {min(others):.4g}: the routing policy has other reasons"
     )

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.simulated.engine import EngineConfig
-from backends.simulated.fleet import FleetConfig, SimulatedFleet
+from backends.simulated.fleet import FleetConfig, SimulatedFleet, TierConfig
 from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from backends.simulated.prometheus_text import Flavour
 from backends.simulated.timing import LinearPrefill, PublishedTiming
@@ -50,6 +50,16 @@ def simulate(
         float | None,
         typer.Option(min=1, help="Plain timing instead: prefill in turn at this rate, decoding free."),
     ] = None,
+    host_blocks: Annotated[
+        int, typer.Option(min=0, help="KV blocks in host memory behind each engine's cache. 0: none.")
+    ] = 0,
+    store_blocks: Annotated[int, typer.Option(min=0, help="KV blocks in a store that all engines share. 0: none.")] = 0,
+    host_tokens_per_s: Annotated[
+        float, typer.Option(min=1, help="How fast an engine restores from its host memory.")
+    ] = 300_000,
+    store_tokens_per_s: Annotated[
+        float, typer.Option(min=1, help="How fast an engine restores from the shared store.")
+    ] = 100_000,
     kv_events: Annotated[bool, typer.Option(help="Publish KV events over ZMQ.")] = True,
     kv_port: Annotated[
         int,
@@ -83,6 +93,10 @@ def simulate(
     [dim]Eight engines that live ten times faster, small caches:[/]
 
         prefixgate simulate -n 8 --speed 10 --blocks 2000
+
+    [dim]Two engines with small caches, host memory behind each and a store behind both:[/]
+
+        prefixgate simulate -n 2 --blocks 2000 --host-blocks 8000 --store-blocks 50000
     """
     timing = PublishedTiming() if prefill_tokens_per_s is None else LinearPrefill(prefill_tokens_per_s)
     config = FleetConfig(
@@ -96,7 +110,9 @@ def simulate(
             max_waiting=max_waiting,
             timing=timing,
             speed=speed,
+            host=TierConfig(host_blocks, s_per_token=1 / host_tokens_per_s) if host_blocks else None,
         ),
+        store=TierConfig(store_blocks, s_per_token=1 / store_tokens_per_s) if store_blocks else None,
         host=host,
         port=port,
         name_prefix=name_prefix,

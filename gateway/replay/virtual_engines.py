@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -13,6 +14,7 @@ import xxhash
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Reservation, Worker
 from backends.simulated.engine import EngineConfig, SimulatedEngine
+from backends.simulated.kv_tiers import BlockTier, TierConfig
 from backends.simulated.sequence import TokenOut, request_from_ids
 from backends.simulated.told_events import told
 from cache.block_hash import ChainKey, extend_chain, root_hash
@@ -20,19 +22,32 @@ from cache.prefix_index import PrefixIndex
 from gateway.replay.arrival import Arrival
 from gateway.replay.records import RequestRecord
 from policies.prefill_queue import FleetRate, PrefillQueue
+from policies.restore_route import PricedRun
 from policies.routing import Prompt, RoutingPolicy
-from policies.types import TokenIds, WorkerId
+from policies.types import BlockHash, Tier, TokenIds, WorkerId
 
 _MODEL: Final = "virtual"
 _PREDICTION_TTL: Final = 5.0
+_SCRAPE_SECONDS: Final = 2.0
 
 
 class Engines:
     """The fleet: engines, and what the gateway knows of them. Each method lives at the `now` it is given."""
 
     def __init__(
-        self, policy: RoutingPolicy, workers: int, added: int, config: EngineConfig, rng: random.Random
+        self,
+        policy: RoutingPolicy,
+        workers: int,
+        added: int,
+        config: EngineConfig,
+        rng: random.Random,
+        *,
+        store: TierConfig | None = None,
+        knows_tiers: bool = True,
     ) -> None:
+        """`store` is shared by all engines. Without `knows_tiers` only what is on devices is asked for, as long as a
+        gateway does that knows no other tier.
+        """
         rate = FleetRate()
         self._policy = policy
         self._rng = rng
@@ -46,6 +61,7 @@ class Engines:
                     1,
                     block_size=config.block_size,
                     configured_models=(_MODEL,),
+                    kv_blocks=config.blocks,
                     prefill=PrefillQueue(rate),
                 )
                 for i in range(workers + added)
@@ -53,26 +69,35 @@ class Engines:
             cooldown=1.0,
             cooldown_max=1.0,
         )
-        self._index = PrefixIndex(max_blocks=2 * (workers + added) * config.blocks)
+        self._store = None if store is None else BlockTier(Tier.REDIS, store, "store")
+        self._knows_tiers = knows_tiers
+        self._next_scrape = 0.0
+        slower = [tier.blocks for tier in (config.host, store) if tier is not None]
+        self._index = PrefixIndex(max_blocks=2 * (workers + added) * (config.blocks + sum(slower)))
         self._root = root_hash(ChainKey(_MODEL, config.block_size))
         self._engines: dict[int, SimulatedEngine] = {}
         self._reservations: dict[str, tuple[int, float, Reservation]] = {}
         self.sent: list[int] = []
         self.cached: list[int] = []
+        self.choices: Counter[str] = Counter()
+        """Why, of every decision."""
         for _ in range(workers):
             self.add()
 
     def add(self) -> None:
         """One more worker, empty."""
         number = len(self.sent)
-        self._engines[number] = SimulatedEngine(self._config)
-        self._index.add_worker(self._fleet.workers[number].id, model=_MODEL, block_size=self._block_size)
+        engine = self._engines[number] = SimulatedEngine(self._config, self._store)
+        worker = self._fleet.workers[number]
+        worker.learn_tiers(engine.tiers.prices)
+        self._index.add_worker(worker.id, model=_MODEL, block_size=self._block_size)
+        self._index.set_stores(worker.id, worker.stores)
         self.sent.append(0)
         self.cached.append(0)
 
     def lose(self, number: int) -> list[int]:
         """Take a worker away; returns the requests that it had."""
-        del self._engines[number]
+        self._engines.pop(number).tiers.close()
         self._index.remove_worker(WorkerId(str(number)))
         orphans = [name for name, (worker, _, _) in self._reservations.items() if worker == number]
         for name in orphans:
@@ -90,18 +115,21 @@ class Engines:
         """Choose a worker and submit the request to it, in one step."""
         ids = prompt_ids(arrival)
         hashes = extend_chain(self._root, ids, self._block_size)
-        most = arrival.input_tokens - 1
-        cached = {worker: min(n * self._block_size, most) for worker, n in self._index.match(hashes).items()}
+        self._scrape(now)
+        cached, restorable = self._held(hashes, arrival.input_tokens)
         numbers = list(self._engines)
         workers = [self._fleet.workers[number] for number in numbers]
         decision = self._policy.choose(
-            Prompt(arrival.input_tokens, cached, _key(arrival)),
+            Prompt(arrival.input_tokens, cached, _key(arrival), restorable),
             [worker.view(now) for worker in workers],
             self._rng.random(),
         )
         number, worker = numbers[decision.chosen], workers[decision.chosen]
-        lacking = arrival.input_tokens - decision.cached_tokens
-        reservation = self._fleet.reserve(worker, lacking, now, streams=True)
+        lacking, restore_s = arrival.input_tokens - decision.cached_tokens, 0.0
+        if decision.split is not None:
+            lacking, restore_s = decision.split.computed_tokens, decision.split.restore_s
+        reservation = self._fleet.reserve(worker, lacking, now, streams=True, restore_s=restore_s)
+        self.choices[decision.reason] += 1
         ttl = _PREDICTION_TTL + worker.prefill.seconds(now)
         self._index.predict(worker.id, hashes, start=0, now=now, ttl=ttl)
         request = request_from_ids(
@@ -112,6 +140,26 @@ class Engines:
         self.sent[number] += arrival.input_tokens
         record.worker = str(number)
         record.status = 200
+
+    def _scrape(self, now: float) -> None:
+        """Ask the engines for their metrics now and then, as a gateway does that knows their tiers."""
+        if self._knows_tiers and now >= self._next_scrape:
+            self._next_scrape = now + _SCRAPE_SECONDS
+            for number, engine in self._engines.items():
+                self._fleet.workers[number].kv_used = engine.stats().kv_usage
+
+    def _held(
+        self, hashes: Sequence[BlockHash], n_tokens: int
+    ) -> tuple[dict[WorkerId, int], Mapping[WorkerId, Sequence[PricedRun]]]:
+        """What each worker has of a prompt on its device, and what it could restore, as the gateway asks for it."""
+        if not (self._knows_tiers and self._index.is_tiered):
+            size = self._block_size
+            return {worker: min(n * size, n_tokens - 1) for worker, n in self._index.match(hashes).items()}, {}
+        cached: dict[WorkerId, int] = {}
+        restorable: dict[WorkerId, Sequence[PricedRun]] = {}
+        for worker, runs in self._index.match_runs(hashes).items():
+            cached[worker], restorable[worker] = self._fleet.worker(worker).priced(runs, n_tokens)
+        return cached, restorable
 
     def advance(self, now: float, records: Sequence[RequestRecord]) -> list[int]:
         """Live until `now`, book what came out, and tell which requests ended."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from backends.simulated.engine import EngineConfig
+from backends.simulated.kv_tiers import TierConfig
 from gateway.replay.arrival import Arrival
 from gateway.replay.plan import plan, session_chains, timed_chains
 from gateway.replay.records import RequestRecord
@@ -47,6 +48,8 @@ class VirtualResult:
     """By request, in the order of arrival, as a replay over the wire would book them."""
     load: tuple[int, ...]
     """Prompt tokens each worker had to compute."""
+    choices: Mapping[str, int] = field(default_factory=dict)
+    """How often each reason decided."""
 
     @property
     def ttft(self) -> tuple[float, ...]:
@@ -94,23 +97,28 @@ def replay_virtually(
     max_output: int | None = None,
     concurrency: int | None = None,
     changes: Sequence[Lost | Added] = (),
+    store: TierConfig | None = None,
+    knows_tiers: bool = True,
 ) -> VirtualResult:
     """Send each arrival at its time ÷ `speed` to the worker that `policy` chooses among `workers` engines; one with a
     pause follows the answer before it in its session. With `concurrency` so many users send instead, each its next
-    request after the answer.
+    request after the answer. `store` is a tier that the engines share; without `knows_tiers` the policy is told of
+    devices alone.
 
     Raises ValueError for a fleet that cannot be: no workers or users, a worker lost that is not there, or the last.
     """
     _check(workers, concurrency, changes)
     records = plan(arrivals, speed=speed, max_output=max_output)
     added = sum(isinstance(change, Added) for change in changes)
-    fleet = Engines(policy, workers, added, engine, random.Random(seed))  # noqa: S311 - it breaks ties
+    rng = random.Random(seed)  # noqa: S311 - it breaks ties
+    fleet = Engines(policy, workers, added, engine, rng, store=store, knows_tiers=knows_tiers)
     loop = _Loop(fleet, arrivals, records)
     loop.plan(speed, concurrency, changes)
     loop.run()
     return VirtualResult(
         records=tuple(records),
         load=tuple(total - cached for total, cached in zip(fleet.sent, fleet.cached, strict=True)),
+        choices=dict(fleet.choices),
     )
 
 

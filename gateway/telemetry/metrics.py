@@ -16,6 +16,7 @@ from gateway.cache_drift import CacheDrift
 from gateway.request_record import Outcome
 from gateway.telemetry.operations import operation_of
 from gateway.telemetry.series import FIRST_TOKEN_SECONDS, OUTPUT_TOKEN_SECONDS, SECONDS, TOKENS, Histogram
+from policies.routing import CHOICES
 from policies.types import WorkerId
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class _Route:
     """One kind of request for one model."""
 
     __slots__ = (
-        "cached", "completion", "duration", "first_token", "input", "kind", "model", "output", "per_token", "predicted",
-        "prompt", "requests",
+        "cached", "choices", "completion", "duration", "first_token", "input", "kind", "model", "output", "per_token",
+        "predicted", "prompt", "requests", "restored",
     )  # fmt: skip
 
     def __init__(self, kind: str, model: str) -> None:
@@ -51,6 +52,8 @@ class _Route:
         self.output = Histogram(TOKENS)
         self.prompt = 0
         self.predicted = 0
+        self.restored = 0
+        self.choices: dict[str, int] = {}
         self.cached = 0
         self.completion = 0
 
@@ -103,13 +106,16 @@ class RequestMetrics:
         route.duration.observe(end - arrived)
         route.prompt += record.prompt_tokens
         route.predicted += record.cached_tokens
+        attempts = record.attempts
+        route.restored += record.restored_tokens
+        if (choice := attempts[-1].decision.reason) in CHOICES:
+            route.choices[choice] = route.choices.get(choice, 0) + 1
         usage = record.usage
         if record.streams and first and record.status < _FIRST_ERROR_STATUS:
             route.first_token.observe(first - arrived)
             tokens = usage.completion
             if tokens is not None and tokens > 1 and record.outcome is _OK:
                 route.per_token.observe((end - first) / (tokens - 1))
-        attempts = record.attempts
         worker = self._worker(attempts[-1].worker)
         worker.attempts += 1
         if attempts[-1].fault or len(attempts) > 1:
@@ -130,7 +136,7 @@ class RequestMetrics:
             _add(self._worker(last.worker).faults, last.fault)
 
     def _compare(self, record: RequestRecord, worker: _Worker, reported: int) -> None:
-        predicted = record.cached_tokens
+        predicted = record.expected_cached(reported)
         worker.compared_predicted += predicted
         worker.compared_reported += reported
         if predicted > reported:
@@ -166,6 +172,7 @@ class RequestMetrics:
         yield self._requests()
         yield from self._histograms()
         yield from self._tokens()
+        yield self._choices()
         yield from self._attempts()
         yield from self._comparison()
 
@@ -210,6 +217,11 @@ class RequestMetrics:
         for name, help_text, attribute in (
             ("prompt_tokens", "Prompt tokens as the gateway counted or guessed them.", "prompt"),
             ("predicted_cached_tokens", "Prompt tokens that the chosen workers were thought to hold.", "predicted"),
+            (
+                "predicted_restored_tokens",
+                "Prompt tokens that the chosen workers were thought to restore from slower tiers.",
+                "restored",
+            ),
             ("reported_cached_tokens", "Prompt tokens that the workers said they held.", "cached"),
             ("completion_tokens", "Output tokens as the workers reported them.", "completion"),
         ):
@@ -218,6 +230,17 @@ class RequestMetrics:
                 if route.model:
                     family.add_metric([route.kind, route.model], getattr(route, attribute))
             yield family
+
+    def _choices(self) -> Metric:
+        family = CounterMetricFamily(
+            "prefixgate_routing_choices",
+            "Requests of which something could be restored somewhere, by what was chosen.",
+            labels=["route", "model", "choice"],
+        )
+        for route in self._routes.values():
+            for choice, count in route.choices.items():
+                family.add_metric([route.kind, route.model, choice], count)
+        return family
 
     def _attempts(self) -> Iterator[Metric]:
         family = CounterMetricFamily("prefixgate_attempts", "Tries, by worker.", labels=["worker"])
