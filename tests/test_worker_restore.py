@@ -148,8 +148,13 @@ async def test_encrypted_kv_is_restored_with_its_key_alone(model: Path, tmp_path
         path.write_text(token_hex(32))
     engine = {"kv_disk": str(tmp_path / "kv"), "kv_disk_bytes": 64 << 20, "kv_key_file": str(keys[0])}
     text = await first_life(model, engine)
-    for change, finds in [({"kv_key_file": str(keys[1])}, False), ({"kv_key_file": None}, False), ({}, True)]:
-        async with Worker(real_options(model, engine | change)) as other:
+    changes: list[tuple[dict[str, Any], bool]] = [
+        ({"kv_key_file": str(keys[1])}, False),
+        ({"kv_key_file": None}, False),
+        ({}, True),
+    ]
+    for change, finds in changes:
+        async with Worker(real_options(model, {**engine, **change})) as other:
             again, cached = await ask(other)
             assert again == text
             assert (cached > 200) is finds

@@ -351,3 +351,20 @@ def test_nothing_is_looked_for_where_the_pool_has_all_but_a_rest(directory: Path
     assert it.tiers.idle
     assert it.submit(ask(3, range(50, 80)), time.monotonic()) is None
     assert not it.tiers.idle
+
+
+def test_a_restore_waits_for_room_as_the_sequence_would(directory: Path) -> None:
+    store = memory()
+    question, long = ask(1, range(3, 60)), ask(2, range(30, 95))
+    one = engine(directory, store)
+    texts, _ = run(one, [question, long])
+    flush(one)
+    other = engine(directory, store, n_blocks=24, patience=PATIENCE)
+    assert other.submit(long, time.monotonic()) is None
+    while not other.can_step:
+        other.settle(time.monotonic())
+    other.step()
+    again, found = run(other, [question])
+    assert again["s1"] == texts["s1"]
+    assert found == 48, "the pool has no room for both at a time"
+    flush(other)

@@ -98,6 +98,9 @@ class KvTiers:
         self._writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="kv-write")
         self._done: SimpleQueue[_Arrival | _Kept] = SimpleQueue()
         self._arrivals: set[_Arrival] = set()
+        self._roomless: list[_Arrival] = []
+        """Those for whose KV the pool has no room yet."""
+        self._releases = 0
         self._busy_at = -inf
         self._counts: Counter[str] = Counter()
 
@@ -136,10 +139,9 @@ class KvTiers:
             if isinstance(done, _Kept):
                 self._blocks.let_go(done.held)
                 self._held -= len(done.held)
-            elif not done.reading and self._begin_reading(done, now, waiting):
-                continue
-            else:
+            elif done.reading or not self._begin_reading(done, now, waiting):
                 self._end(done, ready)
+        self._look_for_room(now, waiting, ready)
         for arrival in self._arrivals:
             if now >= arrival.deadline and not arrival.released:
                 self._counts["late"] += 1
@@ -199,7 +201,9 @@ class KvTiers:
     # --- on the engine's thread ---
 
     def _begin_reading(self, arrival: _Arrival, now: float, waiting: int) -> bool:
-        """Reserve blocks for what was found, as far as it pays; False where there is nothing to read."""
+        """Reserve blocks for what was found, as far as it pays, and read it, or wait until there are as many: the
+        sequence could not be admitted either. False where there is nothing to read.
+        """
         if arrival.released or arrival.sequence.status is Status.FINISHED or not arrival.chunks:
             return False
         matched = self._blocks.match(arrival.sequence)
@@ -220,15 +224,30 @@ class KvTiers:
             self._readers.submit(self._transfer.probe, *arrival.chunks[plan.probe])
         n_chunks = plan.n_chunks
         arrival.chunks = arrival.chunks[:n_chunks]
-        arrival.deadline = min(arrival.deadline, now + max(plan.deadline_s, _LEAST_PATIENCE))
-        blocks = self._blocks.reserve(n_chunks * size, after=matched[:before]) if n_chunks else None
-        if blocks is None:
+        if not n_chunks:
             return False
+        blocks = self._blocks.reserve(n_chunks * size, after=matched[:before])
+        if blocks is None:
+            self._roomless.append(arrival)
+            return True
+        arrival.deadline = min(arrival.deadline, now + max(plan.deadline_s, _LEAST_PATIENCE))
         arrival.held = matched[:before]
         arrival.blocks = blocks
         arrival.reading = True
         self._readers.submit(self._read, arrival)
         return True
+
+    def _look_for_room(self, now: float, waiting: int, ready: list[Sequence]) -> None:
+        """Try again with those that found none, once blocks were given back or they have waited long enough."""
+        if not self._roomless or (
+            self._releases == self._blocks.releases and all(now < each.deadline for each in self._roomless)
+        ):
+            return
+        self._releases = self._blocks.releases
+        again, self._roomless = self._roomless, []
+        for arrival in again:
+            if now >= arrival.deadline or not self._begin_reading(arrival, now, waiting):
+                self._end(arrival, ready)
 
     def _adopt(self, arrival: _Arrival) -> None:
         """What was read until now can be found from now on."""
