@@ -43,12 +43,14 @@ class BatchYield:
 
     def share(self, now: float) -> float:
         """Of the capacity, in [0, 1]; exactly 0 at `stop` and above."""
-        pressure = self.pressure if now - self._heard < _STALE_S else 0.0
+        stale = now - self._heard >= _STALE_S
+        pressure = 0.0 if stale else self.pressure
         falling, rising = self._target(pressure), self._target(pressure + self._band)
         if falling < self._share:
             self._share = falling
         elif rising > self._share:
-            self._share = min(rising, self._share + max(now - self._at, 0.0) / self._recovery_s)
+            since = max(self._at, self._heard + _STALE_S) if stale else self._at
+            self._share = min(rising, self._share + max(now - since, 0.0) / self._recovery_s)
         self._at = max(now, self._at)
         return self._share
 
