@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Final, NamedTuple
 
+from policies.admission_integrity import check_accounts, check_expiries, check_models
 from policies.admission_types import (
     AdmissionSettings,
     Dispatched,
@@ -25,7 +27,7 @@ from policies.admission_types import (
     Ticket,
 )
 from policies.batch_yield import BatchYield
-from policies.deadline_heap import DeadlineHeap
+from policies.expiry_heap import ExpiryHeap
 from policies.fair_queue import Account, Waiting
 from policies.model_queue import ModelQueue
 
@@ -35,6 +37,11 @@ _CROWDING: Final = 8
 """How many times what is left free one tenant may hold in one class, after Choudhury and Hahne's dynamic thresholds
 (IEEE/ACM Transactions on Networking, 1998)."""
 _CLASSES: Final = tuple(ServiceClass)
+# Made without a call in Python.
+_queued: Final[Callable[[tuple[Ticket, ServiceClass]], Queued]] = partial(tuple.__new__, Queued)
+_dispatched: Final[Callable[[tuple[Ticket, Request, ServiceClass, float]], Dispatched]] = partial(
+    tuple.__new__, Dispatched
+)
 
 
 class Discipline(NamedTuple):
@@ -68,7 +75,7 @@ class AdmissionQueue:
         self._accounts: dict[str, Account] = {}
         self._waiting: dict[Ticket, Waiting] = {}
         self._running: dict[Ticket, Waiting] = {}
-        self._expiries = DeadlineHeap(lambda when, waiting: waiting.flow is not None and waiting.expires == when)
+        self._expiries = ExpiryHeap()
         self._expired: list[Expired] = []
         self._tickets = 0
         self.bytes = 0
@@ -111,7 +118,7 @@ class AdmissionQueue:
         if self._discipline.tenants and account.max_running != request.max_running:
             account.max_running = request.max_running
             self._unpark(account)
-        return Queued(ticket, _CLASSES[rank])
+        return _queued((ticket, _CLASSES[rank]))
 
     def next(self, now: float, room: Callable[[str], int]) -> Dispatched | None:
         """The request to dispatch now; none where nothing may be. It runs until `finished` or `put_back`.
@@ -119,7 +126,8 @@ class AdmissionQueue:
         `room`: how many more requests for a model its workers could start soon. One without room holds up no other;
         models take turns.
         """
-        self._collect(now)
+        if self._expiries.due(now):
+            self._collect(now)
         share = self._yield.share(now) if self._discipline.reserves else 1.0
         for model, queue in self._models.items():
             if queue.waiting and (free := room(model)) > 0 and (picked := queue.pick(free, share)):
@@ -128,7 +136,7 @@ class AdmissionQueue:
                 self._dispatch(waiting, queue, rank, reserved=reserved)
                 if len(self._models) > 1:  # to the end: the next turn is another's
                     self._models[model] = self._models.pop(model)
-                return Dispatched(waiting.ticket, waiting.request, _CLASSES[rank], now - waiting.arrived)
+                return _dispatched((waiting.ticket, waiting.request, _CLASSES[rank], now - waiting.arrived))
         return None
 
     def cancel(self, ticket: Ticket) -> bool:
@@ -149,31 +157,25 @@ class AdmissionQueue:
         """When `expire` will have something to tell or to demote, if nothing else happens; None for never."""
         if self._expired:
             return -inf
-        first = self._expiries.first()
-        return first.expires if first else None
+        return self._expiries.first()
 
     def correct(self, ticket: Ticket, tokens: float) -> bool:
         """A running request costs so many uncached tokens. False where it does not run."""
         waiting = self._running.get(ticket)
         if waiting is None:
             return False
-        tokens = max(tokens, self.settings.least_charge)
-        more = tokens - waiting.charged
-        if more and waiting.paid_by:
-            waiting.charged = tokens
-            waiting.paid_by.queue.charge(waiting.paid_by, more)
-            self._models[waiting.request.model].charge(waiting.rank, more, reserved=waiting.reserved)
+        self._charge(waiting, max(tokens, self.settings.least_charge))
         return True
 
     def finished(self, ticket: Ticket, tokens: float | None = None) -> bool:
         """A running request is over, however it ended, and cost so many uncached tokens, as far as that is known.
         False where it did not run: a slot is given back once.
         """
-        if tokens is not None:
-            self.correct(ticket, tokens)
         waiting = self._running.pop(ticket, None)
         if waiting is None:
             return False
+        if tokens is not None:
+            self._charge(waiting, max(tokens, self.settings.least_charge))
         self._release(waiting)
         self._forget_idle(waiting)
         return True
@@ -182,10 +184,10 @@ class AdmissionQueue:
         """A dispatched request could not be placed: it waits again, as if it had not been dispatched, but that its
         tenant's next turn may come later. False where it does not run. It may be above the limits of the queue.
         """
-        if ticket not in self._running:
+        waiting = self._running.pop(ticket, None)
+        if waiting is None:
             return False
-        self.correct(ticket, 0.0)
-        waiting = self._running.pop(ticket)
+        self._charge(waiting, 0.0)
         self._release(waiting)
         waiting.charged = max(waiting.request.tokens, self.settings.least_charge)
         self._enter(waiting, waiting.rank, waiting.deadline)
@@ -211,6 +213,13 @@ class AdmissionQueue:
         """How many wait in each class, demoted ones where they are now."""
         queues = self._models.values()
         return {each: sum(queue.classes[each].waiting for queue in queues) for each in _CLASSES}
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where it contradicts itself: for tests and idle times, linear in what it holds."""
+        waiting, running = self._waiting.values(), self._running.values()
+        check_accounts(self._accounts, waiting, running, self.bytes)
+        check_models(self._models, waiting, running)
+        check_expiries(self._expiries, waiting)
 
     def _no_room(self, account: Account | None, rank: int, size: int) -> Reason | None:
         settings = self.settings
@@ -251,8 +260,7 @@ class AdmissionQueue:
         self.bytes += request.size
         self._waiting[waiting.ticket] = waiting
         if waiting.expires < inf:
-            self._expiries.push(waiting.expires, waiting)
-            self._expiries.tidy(len(self._waiting))
+            self._expiries.push(waiting)
 
     def _dispatch(self, waiting: Waiting, queue: ModelQueue, rank: int, *, reserved: bool) -> None:
         self._uncount(waiting, queue)
@@ -269,17 +277,25 @@ class AdmissionQueue:
         assert flow is not None
         flow.queue.remove(waiting)
         self._uncount(waiting, self._models[waiting.request.model])
-        self._expiries.tidy(len(self._waiting))
         self._forget_idle(waiting)
 
     def _uncount(self, waiting: Waiting, queue: ModelQueue) -> None:
         """It does not wait any longer."""
         size, account = waiting.request.size, waiting.account
         del self._waiting[waiting.ticket]
+        self._expiries.left(len(self._waiting))
         queue.waiting -= 1
         account.counts[waiting.rank] -= 1
         account.bytes[waiting.rank] -= size
         self.bytes -= size
+
+    def _charge(self, waiting: Waiting, tokens: float) -> None:
+        """A running request costs so much."""
+        more = tokens - waiting.charged
+        if more and (flow := waiting.paid_by):
+            waiting.charged = tokens
+            flow.queue.charge(flow, more)
+            self._models[waiting.request.model].charge(waiting.rank, more, reserved=waiting.reserved)
 
     def _release(self, waiting: Waiting) -> None:
         """It does not run any longer."""
@@ -308,7 +324,7 @@ class AdmissionQueue:
 
     def _collect(self, now: float) -> None:
         """Give up, or demote, whose time is over."""
-        while (waiting := self._expiries.first()) and waiting.expires <= now:
+        while waiting := self._expiries.due(now):
             late = now < waiting.arrived + self._rules[waiting.rank].max_wait_s
             if late and self._rules[waiting.rank].late is Late.DEMOTE and self._may_demote(waiting):
                 flow = waiting.flow

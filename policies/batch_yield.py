@@ -43,6 +43,8 @@ class BatchYield:
 
     def share(self, now: float) -> float:
         """Of the capacity, in [0, 1]; exactly 0 at `stop` and above."""
+        if self._share == 1.0 and self.pressure <= self._start:
+            return 1.0
         stale = now - self._heard >= _STALE_S
         pressure = 0.0 if stale else self.pressure
         falling, rising = self._target(pressure), self._target(pressure + self._band)

@@ -12,12 +12,12 @@ round of the day: nothing is saved up by not asking. Debts are kept until their 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil
 from typing import Final
 
 from policies.admission_types import Request, Ticket
-from policies.deadline_heap import DeadlineHeap
 
 _SLACK: Final = 64
 _CREDIT: Final = 8
@@ -78,7 +78,8 @@ class Flow:
         self.queue = queue
         self.account = account
         self.weight = 1.0
-        self.heap = DeadlineHeap(lambda _, waiting: waiting.flow is self)
+        self.heap: list[tuple[float, int, Waiting]] = []
+        """By deadline; with requests that have left."""
         self.count = 0
         self.tokens = 0.0
         self.deficit = 0.0
@@ -108,6 +109,10 @@ class FairQueue:
         self._turns = 0
         self._sweep_at = _SLACK
 
+    def turns(self) -> Sequence[tuple[int, int, Flow]]:
+        """Round, place and tenant, in no order; with turns that nobody awaits any longer."""
+        return self._heap
+
     def push(self, tenant: str, weight: float, waiting: Waiting) -> None:
         """It waits from now on, by its deadline among the others of `tenant`."""
         flow = self.flows.get(tenant)
@@ -126,7 +131,7 @@ class FairQueue:
         self.waiting += 1
         self.tokens += waiting.charged
         waiting.flow = flow
-        flow.heap.push(waiting.deadline, waiting)
+        heappush(flow.heap, (waiting.deadline, waiting.ticket, waiting))
         if not flow.turn and not flow.parked:
             self._enter(flow)
 
@@ -151,7 +156,8 @@ class FairQueue:
 
     def serve(self, flow: Flow) -> Waiting:
         """Its first request is dispatched and charged; `flow` is what `top` has answered."""
-        waiting = flow.heap.pop()
+        while (waiting := heappop(flow.heap)[2]).flow is not flow:
+            pass
         self.round = flow.round
         flow.deficit -= waiting.charged
         flow.running += 1
@@ -169,7 +175,9 @@ class FairQueue:
         assert flow is not None
         waiting.flow = None
         self._less(flow, waiting.charged)
-        flow.heap.tidy(flow.count)
+        if len(flow.heap) > 2 * flow.count + _SLACK:
+            flow.heap = [item for item in flow.heap if item[2].flow is flow]
+            heapify(flow.heap)
 
     def charge(self, flow: Flow, tokens: float) -> None:
         """It cost so many more tokens than was thought, or fewer where below 0.
