@@ -345,10 +345,11 @@ class AdmissionQueue:
 
 
 def _check(request: Request) -> None:
-    if not 0 < request.weight < inf or not 0 <= request.tokens < inf or request.size < 0 or request.lead_s < 0:
+    _, _, tokens, _, weight, deadline, lead_s, size, _ = request
+    if not (0 < weight < inf and 0 <= tokens < inf and size >= 0 and 0 <= lead_s < inf and deadline == deadline):  # noqa: PLR0124 - is it a number
         raise ValueError(
-            f"no request: weight {request.weight!r}, {request.tokens!r} tokens, {request.size!r} bytes,"
-            f" {request.lead_s!r} s to its first token"
+            f"no request: weight {weight!r}, {tokens!r} tokens, {size!r} bytes, due at {deadline!r},"
+            f" {lead_s!r} s to its first token"
         )
     if request.max_running is not None and request.max_running < 1:
         raise ValueError(f"a tenant that may run nothing: {request.max_running!r}")

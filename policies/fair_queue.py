@@ -89,6 +89,13 @@ class Flow:
         self.parked = False
         self.running = 0
 
+    def first(self) -> Waiting:
+        """Its next request; it stays. Raises IndexError where there is none."""
+        heap = self.heap
+        while (waiting := heap[0][2]).flow is not self:
+            heappop(heap)
+        return waiting
+
 
 class FairQueue:
     """Who is next is always known; dispatching, adding and removing take O(log n) amortised."""
@@ -156,8 +163,8 @@ class FairQueue:
 
     def serve(self, flow: Flow) -> Waiting:
         """Its first request is dispatched and charged; `flow` is what `top` has answered."""
-        while (waiting := heappop(flow.heap)[2]).flow is not flow:
-            pass
+        waiting = flow.first()
+        heappop(flow.heap)
         self.round = flow.round
         flow.deficit -= waiting.charged
         flow.running += 1
@@ -182,7 +189,8 @@ class FairQueue:
     def charge(self, flow: Flow, tokens: float) -> None:
         """It cost so many more tokens than was thought, or fewer where below 0.
 
-        What is given back brings the next turn nearer, and makes it longer up to a bound.
+        What is given back brings the next turn nearer. What is left then makes that one longer: by a few quanta, or
+        by another request like this one.
         """
         flow.deficit -= tokens
         share = self.quantum * flow.weight
@@ -195,7 +203,7 @@ class FairQueue:
             if flow.turn:
                 self._leave(flow)
                 self._enter(flow)
-        flow.deficit = min(flow.deficit, _CREDIT * share)
+        flow.deficit = min(flow.deficit, max(_CREDIT * share, share - tokens))
 
     def unpark(self, flow: Flow) -> None:
         """Its tenant is below its limit again."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from policies.admission_types import ServiceClass
 from policies.fair_queue import FairQueue, Flow
 
 
+_ROUNDING: Final = 1e-6
+
+
 class ModelQueue:
     """One fair queue a class.
 
-    While a lower class has something that may be dispatched, each token dispatched for the model earns it its reserve,
-    the tokens included that it is dispatched for that; those are taken off again, and it goes before all others while
-    anything is left. So under a permanent flood from above it gets its reserve of all tokens, in any interval short of
-    that or above it by at most its own largest request and the largest of all × the reserves. What it is dispatched
-    because nothing above it could be neither earns it anything nor is taken off.
+    While a lower class has something that may be dispatched, each token dispatched for the model earns it its reserve.
+    As soon as that suffices for its next request, this one goes before all others and is paid with it. So under a
+    permanent flood from above a class gets its reserve of all tokens: in any interval short of it by at most its own
+    largest request and the reserve of the largest of all, and never more, while charges turn out as expected. What it
+    is dispatched because nothing above it could be neither earns it anything nor is paid.
     """
 
     __slots__ = ("classes", "credits", "reserves", "running", "running_batch", "waiting")
@@ -24,7 +28,7 @@ class ModelQueue:
         self.reserves = reserves
         self.classes = [FairQueue(quantum) for _ in reserves]
         self.credits = [0.0 for _ in reserves]
-        """Tokens that each class is owed."""
+        """Tokens that each class has earned; below 0 where it cost more than was thought."""
         self.waiting = 0
         self.running = 0
         self.running_batch = 0
@@ -35,8 +39,10 @@ class ModelQueue:
         """
         classes, owed = self.classes, self.credits
         for rank in range(1, len(classes)):
-            if owed[rank] > 0 and classes[rank].waiting and (flow := classes[rank].top()):
-                return flow, rank, True
+            if owed[rank] > 0 and classes[rank].waiting:
+                flow = classes[rank].top()
+                if flow and owed[rank] + _ROUNDING >= flow.first().charged:
+                    return flow, rank, True
         for rank, queue in enumerate(classes):
             if queue.waiting and (flow := queue.top()):
                 held = rank == ServiceClass.BATCH and self.running_batch >= batch_share * (self.running + room)
