@@ -36,9 +36,7 @@ def check_accounts(
             _require(flow.parked and flow.account is account, "whom it is set aside for")
 
 
-def check_models(
-    models: Mapping[str, ModelQueue], waiting: Collection[Waiting], running: Collection[Waiting]
-) -> None:
+def check_models(models: Mapping[str, ModelQueue], waiting: Collection[Waiting], running: Collection[Waiting]) -> None:
     """Each model's counts are those of its requests, and one without any is forgotten."""
     _require({each.request.model for each in (*waiting, *running)} == models.keys(), "models that are waited for")
     for model, queue in models.items():

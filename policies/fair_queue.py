@@ -100,7 +100,18 @@ class Flow:
 class FairQueue:
     """Who is next is always known; dispatching, adding and removing take O(log n) amortised."""
 
-    __slots__ = ("_heap", "_in_turn", "_sweep_at", "_turns", "flows", "quantum", "round", "tokens", "waiting", "weights")
+    __slots__ = (
+        "_heap",
+        "_in_turn",
+        "_sweep_at",
+        "_turns",
+        "flows",
+        "quantum",
+        "round",
+        "tokens",
+        "waiting",
+        "weights",
+    )
 
     def __init__(self, quantum: float) -> None:
         self.quantum = quantum
@@ -266,9 +277,7 @@ class FairQueue:
     def _sweep(self) -> None:
         """Forget who has nothing here that counts, so that names of the past do not add up."""
         self.flows = {
-            tenant: flow
-            for tenant, flow in self.flows.items()
-            if flow.count or flow.running or flow.round > self.round
+            tenant: flow for tenant, flow in self.flows.items() if flow.count or flow.running or flow.round > self.round
         }
         self._sweep_at = 2 * len(self.flows) + _SLACK
 

@@ -593,7 +593,9 @@ def test_policies_by_name(name: str, expected: list[str]) -> None:
     for tenant, service_class, deadline in (
         ("b", BATCH, inf), ("s1", STANDARD, 9.0), ("i1", INTERACTIVE, 9.0), ("i2", INTERACTIVE, 5.0), ("s2", STANDARD, 5.0),
     ):  # fmt: skip
-        asked = Request("one", "m", 100.0, service_class, deadline=deadline, size=len(tenant), lead_s=float(tenant[-1] == "1"))
+        asked = Request(
+            "one", "m", 100.0, service_class, deadline=deadline, size=len(tenant), lead_s=float(tenant[-1] == "1")
+        )
         offer(admission, asked)
     order = []
     while picked := admission.next(1.0, roomy):

@@ -118,9 +118,7 @@ class Histories(RuleBasedStateMachine):
         if picked is None:
             owed = {m: q.credits[BATCH] for m, q in self.queue._models.items()}
             assert not [
-                ticket
-                for ticket in may
-                if not self.held(ticket) or owed[self.waiting[ticket].request.model] >= 5_000.0
+                ticket for ticket in may if not self.held(ticket) or owed[self.waiting[ticket].request.model] >= 5_000.0
             ], "idle while something waits that may be dispatched"
             assert self.queue.running == before
             return
