@@ -14,6 +14,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from policies.admission_integrity import check_accounts, check_expiries, check_models
+from policies.admission_limits import Limits
 from policies.admission_types import (
     AdmissionSettings,
     Dispatched,
@@ -25,6 +26,7 @@ from policies.admission_types import (
     Request,
     ServiceClass,
     Ticket,
+    check_request,
 )
 from policies.batch_yield import BatchYield
 from policies.expiry_heap import ExpiryHeap
@@ -33,9 +35,6 @@ from policies.model_queue import ModelQueue
 
 __all__ = ["ADMISSION_POLICIES", "AdmissionQueue", "Discipline", "make_admission"]
 
-_CROWDING: Final = 8
-"""How many times what is left free one tenant may hold in one class, after Choudhury and Hahne's dynamic thresholds
-(IEEE/ACM Transactions on Networking, 1998)."""
 _CLASSES: Final = tuple(ServiceClass)
 # Made without a call in Python.
 _queued: Final[Callable[[tuple[Ticket, ServiceClass]], Queued]] = partial(tuple.__new__, Queued)
@@ -71,6 +70,7 @@ class AdmissionQueue:
         rules = self.settings.rules
         self._rules = rules if self._discipline.deadlines else tuple(replace(rule, late=Late.KEEP) for rule in rules)
         self._reserves = tuple(rule.reserve if self._discipline.reserves else 0.0 for rule in rules)
+        self._limits = Limits(self.settings, by_tenant=self._discipline.tenants)
         self._models: dict[str, ModelQueue] = {}  # in the order in which they are asked for
         self._accounts: dict[str, Account] = {}
         self._waiting: dict[Ticket, Waiting] = {}
@@ -96,7 +96,7 @@ class AdmissionQueue:
         `predicted_wait`: seconds until its first token, were it queued now. Raises ValueError for a weight, a size,
         tokens or a limit that mean nothing.
         """
-        _check(request)
+        check_request(request)
         rank = int(request.service_class) if self._discipline.classes else 0
         deadline = request.deadline if self._discipline.deadlines else inf
         if now + max(predicted_wait, request.lead_s) >= deadline:
@@ -107,7 +107,7 @@ class AdmissionQueue:
                 rank, deadline = rank + 1, inf
         tenant = request.tenant if self._discipline.tenants else ""
         account = self._accounts.get(tenant)
-        if reason := self._no_room(account, rank, request.size):
+        if reason := self._limits.refusal(account, rank, request.size, len(self._waiting), self.bytes):
             return self._refused(reason, predicted_wait)
         if account is None:
             account = self._accounts[tenant] = Account(len(_CLASSES))
@@ -221,22 +221,6 @@ class AdmissionQueue:
         check_models(self._models, waiting, running)
         check_expiries(self._expiries, waiting)
 
-    def _no_room(self, account: Account | None, rank: int, size: int) -> Reason | None:
-        settings = self.settings
-        count, size_held = (account.counts[rank], account.bytes[rank]) if account else (0, 0)
-        if self._discipline.tenants:
-            if settings.tenant_max_waiting is not None and count >= settings.tenant_max_waiting:
-                return Reason.TENANT_FULL
-            if settings.tenant_max_bytes is not None and size_held + size > settings.tenant_max_bytes:
-                return Reason.TENANT_BYTES
-        else:
-            count = size_held = 0
-        if count > _CROWDING * (settings.max_waiting - len(self._waiting) - 1):
-            return Reason.QUEUE_FULL
-        if size_held > _CROWDING * (settings.max_bytes - self.bytes - size):
-            return Reason.QUEUE_BYTES
-        return None
-
     def _refused(self, reason: Reason, after_s: float) -> Refused:
         return Refused(reason, min(max(after_s, self.settings.min_retry_s), self.settings.max_retry_s))
 
@@ -326,7 +310,7 @@ class AdmissionQueue:
         """Give up, or demote, whose time is over."""
         while waiting := self._expiries.due(now):
             late = now < waiting.arrived + self._rules[waiting.rank].max_wait_s
-            if late and self._rules[waiting.rank].late is Late.DEMOTE and self._may_demote(waiting):
+            if late and self._rules[waiting.rank].late is Late.DEMOTE and self._limits.fits_below(waiting):
                 flow = waiting.flow
                 assert flow is not None
                 flow.queue.remove(waiting)
@@ -336,23 +320,6 @@ class AdmissionQueue:
             self._take_out(waiting)
             reason = Reason.DEADLINE if late else Reason.WAITED
             self._expired.append(Expired(waiting.ticket, waiting.request, reason, now - waiting.arrived))
-
-    def _may_demote(self, waiting: Waiting) -> bool:
-        most = self.settings.tenant_max_waiting
-        size, account, lower = waiting.request.size, waiting.account, waiting.rank + 1
-        room = self.settings.tenant_max_bytes
-        return (most is None or account.counts[lower] < most) and (room is None or account.bytes[lower] + size <= room)
-
-
-def _check(request: Request) -> None:
-    _, _, tokens, _, weight, deadline, lead_s, size, _ = request
-    if not (0 < weight < inf and 0 <= tokens < inf and size >= 0 and 0 <= lead_s < inf and deadline == deadline):  # noqa: PLR0124 - is it a number
-        raise ValueError(
-            f"no request: weight {weight!r}, {tokens!r} tokens, {size!r} bytes, due at {deadline!r},"
-            f" {lead_s!r} s to its first token"
-        )
-    if request.max_running is not None and request.max_running < 1:
-        raise ValueError(f"a tenant that may run nothing: {request.max_running!r}")
 
 
 ADMISSION_POLICIES: Final[Mapping[str, Discipline]] = {

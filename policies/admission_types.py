@@ -64,6 +64,18 @@ class Request(NamedTuple):
     """How many requests of this tenant may be dispatched and not finished; at least 1. The latest one counts."""
 
 
+def check_request(request: Request) -> None:
+    """Raises ValueError for values that mean nothing."""
+    _, _, tokens, _, weight, deadline, lead_s, size, max_running = request
+    if not (0 < weight < inf and 0 <= tokens < inf and size >= 0 and 0 <= lead_s < inf and -inf < deadline <= inf):
+        raise ValueError(
+            f"no request: weight {weight!r}, {tokens!r} tokens, {size!r} bytes, due at {deadline!r},"
+            f" {lead_s!r} s to its first token"
+        )
+    if max_running is not None and max_running < 1:
+        raise ValueError(f"a tenant that may run nothing: {max_running!r}")
+
+
 class Queued(NamedTuple):
     """It waits."""
 

@@ -216,6 +216,15 @@ class FairQueue:
                 self._enter(flow)
         flow.deficit = min(flow.deficit, max(_CREDIT * share, share - tokens))
 
+    def ahead(self, tenant: str, weight: float, tokens: float) -> float:
+        """About how many tokens have their turn before a new request of so many."""
+        flow = self.flows.get(tenant)
+        own, others, debt = 0.0, self.weights, 0.0
+        if flow:
+            own, debt = flow.tokens, max(flow.round - self.round, 0) * self.quantum
+            others -= flow.weight if flow.count else 0.0
+        return own + min(self.tokens - own, (debt + (own + tokens) / weight) * max(others, 0.0))
+
     def unpark(self, flow: Flow) -> None:
         """Its tenant is below its limit again."""
         flow.parked = False

@@ -8,7 +8,6 @@ from typing import Final
 from policies.admission_types import ServiceClass
 from policies.fair_queue import FairQueue, Flow
 
-
 _ROUNDING: Final = 1e-6
 
 
@@ -64,10 +63,11 @@ class ModelQueue:
 
     def ahead(self, rank: int, tenant: str, weight: float, tokens: float) -> float:
         """About how many tokens will be dispatched before a new request of so many, if nothing else comes."""
-        queue = self.classes[rank]
-        flow = queue.flows.get(tenant)
-        own, others = (flow.tokens, queue.weights - flow.weight) if flow and flow.count else (0.0, queue.weights)
-        before = own + min(queue.tokens - own, (own + tokens) / weight * max(others, 0.0))
-        before += sum(above.tokens for above in self.classes[:rank])
-        below = sum(self.reserves[rank + 1 :])
-        return before + min(sum(lower.tokens for lower in self.classes[rank + 1 :]), before * below / (1 - below))
+        queue, reserves = self.classes[rank], self.reserves
+        before = queue.ahead(tenant, weight, tokens)
+        reserve, behind = reserves[rank], sum(reserves[rank + 1 :])
+        above = sum(higher.tokens for higher in self.classes[:rank])
+        if above and reserve:
+            above = min(above, max(before + tokens - self.credits[rank], 0.0) * (1 - reserve) / reserve)
+        before += above
+        return before + min(sum(lower.tokens for lower in self.classes[rank + 1 :]), before * behind / (1 - behind))

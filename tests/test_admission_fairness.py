@@ -152,6 +152,35 @@ def test_a_tenant_of_little_weight_is_served_among_heavy_ones() -> None:
     assert abs(n_served[1] - n_served[2]) <= 10
 
 
+waiting_requests = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from([40.0, 300.0, 4_000.0]), st.sampled_from([1.0, 2.0])), max_size=30
+)
+
+
+@given(waiting_requests, st.integers(0, 10), st.sampled_from("abcd"), st.sampled_from([40.0, 900.0]))
+@settings(max_examples=150, deadline=None)
+def test_tokens_ahead_are_those_that_go_before(
+    waiting: list[tuple[str, float, float]], dispatched: int, tenant: str, tokens: float
+) -> None:
+    admission = queue()
+    weights = {name: weight for name, _, weight in waiting} | {"d": 1.0}
+    for name, length, _ in waiting:
+        admission.offer(Request(name, "m", length, weight=weights[name]), 0.0)
+    for _ in range(min(dispatched, len(waiting))):
+        take(admission)
+    asked = Request(tenant, "m", tokens, weight=weights.get(tenant, 1.0))
+    expected = admission.tokens_ahead(asked)
+    mine = admission.offer(asked, 0.0)
+    assert isinstance(mine, Queued)
+    before = 0.0
+    while (picked := take(admission)).ticket != mine.ticket:
+        before += picked.request.tokens
+    largest = 4_000.0
+    others = [weights[name] for name in {name for name, _, _ in waiting} - {tenant}]
+    bound = sum(3 * QUANTUM * weight + largest + largest * weight / asked.weight for weight in others)
+    assert abs(before - expected) <= bound
+
+
 def test_many_tenants_that_come_and_go_leave_nothing_behind() -> None:
     admission = queue()
     senders = Senders(admission, [Source(1.0, [100.0])], STANDARD)

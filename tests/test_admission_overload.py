@@ -57,9 +57,12 @@ def simulate(admission: AdmissionQueue, loads: list[Load], seed: int = 1) -> Out
     loads_of: dict[Ticket, tuple[Load, float]] = {}
     free = WORKERS
 
+    def room(model: str) -> int:
+        return free
+
     def dispatch(now: float) -> None:
         nonlocal free
-        while free and (picked := admission.next(now, lambda _: free)):
+        while picked := admission.next(now, room):
             load, arrived = loads_of.pop(picked.ticket)
             heappush(ends, (now + picked.request.tokens / RATE, picked.ticket, arrived, load))
             free -= 1
