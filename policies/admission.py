@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from policies.admission_integrity import check_accounts, check_expiries, check_models
 from policies.admission_limits import Limits
 from policies.admission_types import (
+    MOST_TOKENS,
     AdmissionSettings,
     Dispatched,
     Expired,
@@ -50,7 +51,7 @@ class Discipline(NamedTuple):
     tenants: bool = True
     """Turns, and limits of a tenant: how many may wait and run."""
     deadlines: bool = True
-    """Order within a tenant, refusal and demotion. The longest wait is kept to without."""
+    """Order within a tenant; with classes, refusal and demotion too. The longest wait of a class is always kept to."""
     reserves: bool = True
     """Shares of the lower classes, and batch that yields."""
 
@@ -68,7 +69,8 @@ class AdmissionQueue:
         self._discipline = discipline or Discipline()
         self._yield = batch_yield or BatchYield()
         rules = self.settings.rules
-        self._rules = rules if self._discipline.deadlines else tuple(replace(rule, late=Late.KEEP) for rule in rules)
+        keep = not (self._discipline.deadlines and self._discipline.classes)
+        self._rules = tuple(replace(rule, late=Late.KEEP) for rule in rules) if keep else rules
         self._reserves = tuple(rule.reserve if self._discipline.reserves else 0.0 for rule in rules)
         self._limits = Limits(self.settings, by_tenant=self._discipline.tenants)
         self._models: dict[str, ModelQueue] = {}  # in the order in which they are asked for
@@ -113,7 +115,7 @@ class AdmissionQueue:
             account = self._accounts[tenant] = Account(len(_CLASSES))
         self._tickets += 1
         ticket = Ticket(self._tickets)
-        waiting = Waiting(ticket, request, account, now, max(request.tokens, self.settings.least_charge))
+        waiting = Waiting(ticket, request, account, now, self._priced(request.tokens))
         self._enter(waiting, rank, deadline)
         if self._discipline.tenants and account.max_running != request.max_running:
             account.max_running = request.max_running
@@ -164,7 +166,7 @@ class AdmissionQueue:
         waiting = self._running.get(ticket)
         if waiting is None:
             return False
-        self._charge(waiting, max(tokens, self.settings.least_charge))
+        self._charge(waiting, self._priced(tokens))
         return True
 
     def finished(self, ticket: Ticket, tokens: float | None = None) -> bool:
@@ -175,7 +177,7 @@ class AdmissionQueue:
         if waiting is None:
             return False
         if tokens is not None:
-            self._charge(waiting, max(tokens, self.settings.least_charge))
+            self._charge(waiting, self._priced(tokens))
         self._release(waiting)
         self._forget_idle(waiting)
         return True
@@ -189,7 +191,7 @@ class AdmissionQueue:
             return False
         self._charge(waiting, 0.0)
         self._release(waiting)
-        waiting.charged = max(waiting.request.tokens, self.settings.least_charge)
+        waiting.charged = self._priced(waiting.request.tokens)
         self._enter(waiting, waiting.rank, waiting.deadline)
         return True
 
@@ -207,7 +209,7 @@ class AdmissionQueue:
         rank = int(request.service_class) if self._discipline.classes else 0
         tenant = request.tenant if self._discipline.tenants else ""
         weight = request.weight if self._discipline.tenants else 1.0
-        return queue.ahead(rank, tenant, weight, max(request.tokens, self.settings.least_charge))
+        return queue.ahead(rank, tenant, weight, self._priced(request.tokens))
 
     def waiting_by_class(self) -> Mapping[ServiceClass, int]:
         """How many wait in each class, demoted ones where they are now."""
@@ -221,11 +223,16 @@ class AdmissionQueue:
         check_models(self._models, waiting, running)
         check_expiries(self._expiries, waiting)
 
+    def _priced(self, tokens: float) -> float:
+        """What so many tokens are charged. A wrong number must not cost a request its slot: nan is the least."""
+        return min(max(self.settings.least_charge, tokens), MOST_TOKENS)
+
     def _refused(self, reason: Reason, after_s: float) -> Refused:
         return Refused(reason, min(max(after_s, self.settings.min_retry_s), self.settings.max_retry_s))
 
     def _enter(self, waiting: Waiting, rank: int, deadline: float) -> None:
-        request, account, rule = waiting.request, waiting.account, self._rules[rank]
+        request, account = waiting.request, waiting.account
+        rule = self._rules[rank if self._discipline.classes else request.service_class]
         waiting.rank = rank
         waiting.deadline = deadline
         waiting.expires = waiting.arrived + rule.max_wait_s
@@ -309,8 +316,9 @@ class AdmissionQueue:
     def _collect(self, now: float) -> None:
         """Give up, or demote, whose time is over."""
         while waiting := self._expiries.due(now):
-            late = now < waiting.arrived + self._rules[waiting.rank].max_wait_s
-            if late and self._rules[waiting.rank].late is Late.DEMOTE and self._limits.fits_below(waiting):
+            rule = self._rules[waiting.rank if self._discipline.classes else waiting.request.service_class]
+            late = now < waiting.arrived + rule.max_wait_s
+            if late and rule.late is Late.DEMOTE and self._limits.fits_below(waiting):
                 flow = waiting.flow
                 assert flow is not None
                 flow.queue.remove(waiting)

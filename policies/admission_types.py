@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum, auto
 from math import inf
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 Ticket = NewType("Ticket", int)
 """One accepted request, from `offer` until it is over; never given out twice by one queue."""
+
+
+MOST_TOKENS: Final = 1e9
+"""No request is charged more."""
 
 
 class ServiceClass(IntEnum):
@@ -53,7 +57,7 @@ class Request(NamedTuple):
     """Uncached prompt tokens, as estimated now; `correct` and `finished` set it right."""
     service_class: ServiceClass = ServiceClass.STANDARD
     weight: float = 1.0
-    """The tenant's, beside others of the class; above 0. The latest one counts."""
+    """The tenant's, beside others of the class; between a millionth and a million. The latest one counts."""
     deadline: float = inf
     """When its first token is due."""
     lead_s: float = 0.0
@@ -67,7 +71,13 @@ class Request(NamedTuple):
 def check_request(request: Request) -> None:
     """Raises ValueError for values that mean nothing."""
     _, _, tokens, _, weight, deadline, lead_s, size, max_running = request
-    if not (0 < weight < inf and 0 <= tokens < inf and size >= 0 and 0 <= lead_s < inf and -inf < deadline <= inf):
+    if not (
+        1e-6 <= weight <= 1e6
+        and 0 <= tokens <= MOST_TOKENS
+        and size >= 0
+        and 0 <= lead_s < inf
+        and -inf < deadline <= inf
+    ):
         raise ValueError(
             f"no request: weight {weight!r}, {tokens!r} tokens, {size!r} bytes, due at {deadline!r},"
             f" {lead_s!r} s to its first token"
@@ -161,7 +171,7 @@ class AdmissionSettings:
         limits = (self.max_waiting, self.max_bytes, self.tenant_max_waiting, self.tenant_max_bytes)
         if any(limit is not None and limit < 1 for limit in limits):
             raise ValueError(f"limits below 1: {limits}")
-        if not 0 < self.quantum < inf or not 0 < self.least_charge < inf:
-            raise ValueError(f"not above 0: quantum {self.quantum!r}, least charge {self.least_charge!r}")
+        if not 1 <= self.quantum < inf or not 1 <= self.least_charge <= MOST_TOKENS:
+            raise ValueError(f"below 1: quantum {self.quantum!r}, least charge {self.least_charge!r}")
         if not 0 <= self.min_retry_s <= self.max_retry_s:
             raise ValueError(f"no range to retry in: {self.min_retry_s!r} to {self.max_retry_s!r} s")

@@ -100,18 +100,8 @@ class Flow:
 class FairQueue:
     """Who is next is always known; dispatching, adding and removing take O(log n) amortised."""
 
-    __slots__ = (
-        "_heap",
-        "_in_turn",
-        "_sweep_at",
-        "_turns",
-        "flows",
-        "quantum",
-        "round",
-        "tokens",
-        "waiting",
-        "weights",
-    )
+    __slots__ = ("_heap", "_in_turn", "_sweep_at", "_turns", "flows", "quantum", "round", "tokens", "waiting",
+                 "weights")  # fmt: skip
 
     def __init__(self, quantum: float) -> None:
         self.quantum = quantum
@@ -203,9 +193,15 @@ class FairQueue:
         What is given back brings the next turn nearer. What is left then makes that one longer: by a few quanta, or
         by another request like this one.
         """
+        if flow.round < self.round and not flow.turn:
+            self._begin(flow)
         flow.deficit -= tokens
+        if tokens > 0:
+            if not flow.turn and flow.deficit <= 0:  # otherwise `top` sees to it
+                self._defer(flow)
+            return
         share = self.quantum * flow.weight
-        if tokens > 0 or flow.deficit <= share:
+        if flow.deficit <= share:
             return
         nearer = min(flow.round - self.round, ceil(flow.deficit / share) - 1)
         if nearer > 0:
@@ -254,8 +250,7 @@ class FairQueue:
     def _enter(self, flow: Flow) -> None:
         """It awaits its turn, the last of its round."""
         if flow.round < self.round:
-            flow.round = self.round
-            flow.deficit = self.quantum * flow.weight
+            self._begin(flow)
         elif flow.deficit <= 0:
             self._defer(flow)
         if len(self._heap) > 2 * self._in_turn + _SLACK:
@@ -265,6 +260,11 @@ class FairQueue:
         self._turns += 1
         flow.turn = self._turns
         heappush(self._heap, (flow.round, flow.turn, flow))
+
+    def _begin(self, flow: Flow) -> None:
+        """Whatever it has left over from earlier rounds, it starts in this one with as much as anybody."""
+        flow.round = self.round
+        flow.deficit = self.quantum * flow.weight
 
     def _leave(self, flow: Flow) -> None:
         flow.turn = 0

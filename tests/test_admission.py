@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, nan
 
 import pytest
 
@@ -89,6 +89,29 @@ def test_a_debt_is_remembered_while_others_wait() -> None:
     offer(admission, request("large", tokens=1_000))
     order = [take(admission).request.tenant for _ in range(12)]
     assert order.index("large") == 9, "it has left and come back, and paid"
+    offer(admission, request("large", tokens=100))
+    order = [take(admission).request.tenant for _ in range(5)]
+    assert "large" not in order, "nor does it matter when it comes back"
+
+
+def test_a_debt_is_remembered_while_its_tenant_is_away() -> None:
+    admission = queue()
+    for _ in range(30):
+        offer(admission, request("other"))
+    offer(admission, request("large", tokens=1_000))
+    assert [take(admission).request.tenant for _ in range(6)] == ["other", "large", *["other"] * 4]
+    offer(admission, request("large"))
+    assert [take(admission).request.tenant for _ in range(6)].index("large") == 5
+
+
+def test_who_comes_new_has_its_turn_in_the_same_round() -> None:
+    admission = queue()
+    for tenant in ("one", "two"):
+        for _ in range(3):
+            offer(admission, request(tenant))
+    assert take(admission).request.tenant == "one"
+    offer(admission, request("new"))
+    assert [take(admission).request.tenant for _ in range(3)] == ["two", "new", "one"]
 
 
 def test_a_request_costs_something_even_if_all_is_cached() -> None:
@@ -252,6 +275,36 @@ def test_a_charge_that_was_too_low_is_paid_later() -> None:
     assert take(admission).request.tenant == "guessed"
 
 
+def test_one_request_at_a_time_is_charged_too() -> None:
+    """It has left the queue whenever it is found out to have cost more."""
+    admission = queue()
+    served = {"guessed": 0.0, "exact": 0.0}
+    for _ in range(3_000):
+        offer(admission, request("exact", tokens=200))
+    offer(admission, request("guessed", tokens=0))
+    for _ in range(1_000):
+        picked, second = take(admission), take(admission)
+        for each in (picked, second):
+            tokens = 2_000.0 if each.request.tenant == "guessed" else 200.0
+            served[each.request.tenant] += tokens
+            admission.finished(each.ticket, tokens)
+            if each.request.tenant == "guessed":
+                offer(admission, request("guessed", tokens=0))
+    assert served["guessed"] == pytest.approx(served["exact"], rel=0.05)
+
+
+@pytest.mark.parametrize("tokens", [nan, inf, -inf, 1e300])
+def test_a_charge_that_means_nothing_costs_nobody_a_slot(tokens: float) -> None:
+    admission = queue()
+    ticket = offer(admission, request())
+    offer(admission, request())
+    take(admission)
+    assert admission.correct(ticket, tokens)
+    assert admission.finished(ticket, tokens)
+    admission.check_integrity()
+    assert len(drain(admission)) == 1
+
+
 @pytest.mark.parametrize("factor", [0.1, 10.0])
 def test_wrong_estimates_change_no_share(factor: float) -> None:
     admission = queue()
@@ -399,6 +452,15 @@ def test_the_policies_that_fair_is_compared_with_refuse_nothing_but_for_room() -
         assert admission.next_expiry() == 60.0
         assert len(drain(admission, 2.0)) == 2
         admission.check_integrity()
+
+
+def test_without_classes_each_request_still_waits_as_long_as_its_class_lets_it() -> None:
+    admission = make_admission("fcfs", AdmissionSettings(batch=ClassRules(max_wait_s=7.0)))
+    ticket = offer(admission, request(service_class=BATCH))
+    offer(admission, request(service_class=INTERACTIVE))
+    assert admission.next_expiry() == 7.0
+    assert [gone.ticket for gone in admission.expire(7.0)] == [ticket]
+    assert admission.next_expiry() == 60.0
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

@@ -191,8 +191,8 @@ def test_limits_of_a_tenant_hold_for_each_class() -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [request(weight=0), request(weight=inf), request(weight=nan), request(tokens=-1), request(tokens=nan),
-     request(tokens=inf), request(size=-1), request(lead_s=-1), request(lead_s=nan), request(deadline=nan),
+    [request(weight=0), request(weight=1e-7), request(weight=inf), request(weight=nan), request(tokens=-1),
+     request(tokens=nan),     request(tokens=inf), request(size=-1), request(lead_s=-1), request(lead_s=nan), request(deadline=nan),
      request(max_running=0)],
 )  # fmt: skip
 def test_requests_that_mean_nothing(asked: Request) -> None:
@@ -211,7 +211,7 @@ def test_requests_that_mean_nothing(asked: Request) -> None:
      {"min_retry_s": 9.0, "max_retry_s": 8.0}],
 )  # fmt: skip
 def test_settings_that_mean_nothing(settings: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"reserve|class below|limits|not above 0|range to retry"):
+    with pytest.raises(ValueError, match=r"reserve|class below|limits|below 1|range to retry"):
         queue(**settings)
 
 
