@@ -192,8 +192,8 @@ def test_limits_of_a_tenant_hold_for_each_class() -> None:
 @pytest.mark.parametrize(
     "asked",
     [request(weight=0), request(weight=1e-7), request(weight=inf), request(weight=nan), request(tokens=-1),
-     request(tokens=nan),     request(tokens=inf), request(size=-1), request(lead_s=-1), request(lead_s=nan), request(deadline=nan),
-     request(max_running=0)],
+     request(tokens=nan), request(tokens=inf), request(size=-1), request(lead_s=-1), request(lead_s=nan),
+     request(deadline=nan), request(max_running=0)],
 )  # fmt: skip
 def test_requests_that_mean_nothing(asked: Request) -> None:
     admission = queue()
