@@ -65,14 +65,8 @@ class AdmissionQueue:
         discipline: Discipline | None = None,
         batch_yield: BatchYield | None = None,
     ) -> None:
-        self.settings = settings or AdmissionSettings()
         self._discipline = discipline or Discipline()
         self._yield = batch_yield or BatchYield()
-        rules = self.settings.rules
-        keep = not (self._discipline.deadlines and self._discipline.classes)
-        self._rules = tuple(replace(rule, late=Late.KEEP) for rule in rules) if keep else rules
-        self._reserves = tuple(rule.reserve if self._discipline.reserves else 0.0 for rule in rules)
-        self._limits = Limits(self.settings, by_tenant=self._discipline.tenants)
         self._models: dict[str, ModelQueue] = {}  # in the order in which they are asked for
         self._accounts: dict[str, Account] = {}
         self._waiting: dict[Ticket, Waiting] = {}
@@ -82,6 +76,17 @@ class AdmissionQueue:
         self._tickets = 0
         self.bytes = 0
         """Of all that wait."""
+        self.reconfigure(settings or AdmissionSettings())
+
+    def reconfigure(self, settings: AdmissionSettings) -> None:
+        """These settings hold from now on. What waits keeps its class, its charge and the time when it expires."""
+        self.settings = settings
+        keep = not (self._discipline.deadlines and self._discipline.classes)
+        self._rules = tuple(replace(rule, late=Late.KEEP) for rule in settings.rules) if keep else settings.rules
+        self._reserves = tuple(rule.reserve if self._discipline.reserves else 0.0 for rule in settings.rules)
+        self._limits = Limits(settings, by_tenant=self._discipline.tenants)
+        for queue in self._models.values():
+            queue.reconfigure(self._reserves, settings.quantum)
 
     def __len__(self) -> int:
         """Requests that wait."""

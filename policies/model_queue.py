@@ -32,6 +32,12 @@ class ModelQueue:
         self.running = 0
         self.running_batch = 0
 
+    def reconfigure(self, reserves: Sequence[float], quantum: float) -> None:
+        """These hold from now on; what was earned and spent stays."""
+        self.reserves = reserves
+        for queue in self.classes:
+            queue.quantum = quantum
+
     def pick(self, room: int, batch_share: float) -> tuple[Flow, int, bool] | None:
         """Whose turn it is, in which class, and whether because the class was owed. `room`: how many more requests the
         workers can take; of these and the running ones batch may have `batch_share`, unless it is owed.

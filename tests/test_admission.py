@@ -11,6 +11,7 @@ from policies.admission_types import (
     AdmissionSettings,
     ClassRules,
     Dispatched,
+    Reason,
     Refused,
     ServiceClass,
     Ticket,
@@ -185,6 +186,26 @@ def test_slots_are_a_tenants_across_models_and_classes() -> None:
     admission.check_integrity()
     admission.finished(first.ticket)
     assert drain(admission) != []
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_tenant_at_its_limit_may_take_everything_back(others: int) -> None:
+    admission = queue()
+    for number in range(others):
+        offer(admission, request(f"other {number}"))
+        offer(admission, request(f"other {number}"))
+    first, *rest = [offer(admission, request(max_running=1)) for _ in range(3)]
+    assert first in drain(admission)
+    for number in range(others):
+        offer(admission, request(f"other {number}"))
+    for ticket in rest:
+        assert admission.cancel(ticket)
+    admission.check_integrity()
+    again = offer(admission, request(max_running=1))
+    assert again not in drain(admission)
+    assert admission.finished(first)
+    admission.check_integrity()
+    assert drain(admission) == [again]
 
 
 def test_a_raised_limit_holds_at_once() -> None:
@@ -401,6 +422,28 @@ def test_idle_capacity_is_not_taken_off_the_reserve() -> None:
         offer(admission, request("a", INTERACTIVE))
     order = [take(admission).service_class for _ in range(51)]
     assert order.count(BATCH) == 5
+
+
+# Other settings
+
+
+def test_other_settings_hold_at_once() -> None:
+    admission = queue()
+    for _ in range(101):
+        offer(admission, request("a", INTERACTIVE))
+        offer(admission, request("b", BATCH))
+    assert [take(admission).service_class for _ in range(20)] == [INTERACTIVE] * 20
+    admission.reconfigure(AdmissionSettings(batch=ClassRules(reserve=0.1), max_waiting=182, max_retry_s=3.0))
+    for _ in range(2):
+        admission.offer(request("c", BATCH), 0.0)
+    assert len(admission) == 182
+    late = request("c", INTERACTIVE, deadline=1.0)
+    assert [admission.offer(late, 0.0, 9.0), admission.offer(request("d"), 0.0)] == [
+        Refused(Reason.DEADLINE, 3.0),
+        Refused(Reason.QUEUE_FULL, 1.0),
+    ]
+    assert [take(admission).service_class for _ in range(22)].count(BATCH) == 2
+    admission.check_integrity()
 
 
 # How much is ahead

@@ -41,15 +41,15 @@ SETTINGS = AdmissionSettings(
 
 requests = st.builds(
     Request,
-    tenant=st.sampled_from("abc"),
-    model=st.sampled_from(MODELS),
+    tenant=st.sampled_from("aaabc"),
+    model=st.sampled_from("xxxy"),
     tokens=st.sampled_from([0.0, 50.0, 100.0, 333.3, 5_000.0]),
     service_class=st.sampled_from(ServiceClass),
     weight=st.sampled_from([0.5, 1.0, 4.0]),
     deadline=st.sampled_from([5.0, 20.0, inf]),  # from now on
     lead_s=st.sampled_from([0.0, 2.0]),
     size=st.integers(0, 30),
-    max_running=st.sampled_from([None, None, 1, 3]),
+    max_running=st.sampled_from([None, 1, 1, 2]),
 )
 
 
@@ -172,6 +172,17 @@ class Histories(RuleBasedStateMachine):
 
     def arrivals(self, ticket: Ticket) -> float:
         return self.queue._waiting[ticket].arrived
+
+    @rule()
+    def dispatch_all(self) -> None:
+        for _ in range(len(self.waiting)):
+            self.dispatch()
+
+    @precondition(lambda self: self.waiting)
+    @rule(tenant=st.sampled_from("abc"))
+    def cancel_all(self, tenant: str) -> None:
+        for ticket in [each for each, known in self.waiting.items() if known.request.tenant == tenant]:
+            assert self.queue.cancel(ticket) == (self.waiting.pop(ticket, None) is not None)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -304,4 +315,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestHistories.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
