@@ -66,6 +66,7 @@ class AdmissionQueue:
         batch_yield: BatchYield | None = None,
     ) -> None:
         self._discipline = discipline or Discipline()
+        self._by_class, self._by_tenant, *_ = self._discipline
         self._yield = batch_yield or BatchYield()
         self._models: dict[str, ModelQueue] = {}  # in the order in which they are asked for
         self._accounts: dict[str, Account] = {}
@@ -104,7 +105,7 @@ class AdmissionQueue:
         tokens or a limit that mean nothing.
         """
         check_request(request)
-        rank = int(request.service_class) if self._discipline.classes else 0
+        rank = int(request.service_class) if self._by_class else 0
         deadline = request.deadline if self._discipline.deadlines else inf
         if now + max(predicted_wait, request.lead_s) >= deadline:
             late = self._rules[rank].late
@@ -112,7 +113,7 @@ class AdmissionQueue:
                 return self._refused(Reason.DEADLINE, predicted_wait - max(deadline - now, 0.0))
             if late is Late.DEMOTE:
                 rank, deadline = rank + 1, inf
-        tenant = request.tenant if self._discipline.tenants else ""
+        tenant = request.tenant if self._by_tenant else ""
         account = self._accounts.get(tenant)
         if reason := self._limits.refusal(account, rank, request.size, len(self._waiting), self.bytes):
             return self._refused(reason, predicted_wait)
@@ -122,7 +123,7 @@ class AdmissionQueue:
         ticket = Ticket(self._tickets)
         waiting = Waiting(ticket, request, account, now, self._priced(request.tokens))
         self._enter(waiting, rank, deadline)
-        if self._discipline.tenants and account.max_running != request.max_running:
+        if self._by_tenant and account.max_running != request.max_running:
             account.max_running = request.max_running
             self._unpark(account)
         return _queued((ticket, _CLASSES[rank]))
@@ -131,7 +132,7 @@ class AdmissionQueue:
         """The request to dispatch now; none where nothing may be. It runs until `finished` or `put_back`.
 
         `room`: how many more requests for a model its workers could start soon. One without room holds up no other;
-        models take turns.
+        models take turns. What has expired meanwhile is for `expire` to tell, which is to be called now and then.
         """
         if self._expiries.due(now):
             self._collect(now)
@@ -211,9 +212,9 @@ class AdmissionQueue:
         queue = self._models.get(request.model)
         if queue is None:
             return 0.0
-        rank = int(request.service_class) if self._discipline.classes else 0
-        tenant = request.tenant if self._discipline.tenants else ""
-        weight = request.weight if self._discipline.tenants else 1.0
+        rank = int(request.service_class) if self._by_class else 0
+        tenant = request.tenant if self._by_tenant else ""
+        weight = request.weight if self._by_tenant else 1.0
         return queue.ahead(rank, tenant, weight, self._priced(request.tokens))
 
     def waiting_by_class(self) -> Mapping[ServiceClass, int]:
@@ -237,7 +238,7 @@ class AdmissionQueue:
 
     def _enter(self, waiting: Waiting, rank: int, deadline: float) -> None:
         request, account = waiting.request, waiting.account
-        rule = self._rules[rank if self._discipline.classes else request.service_class]
+        rule = self._rules[rank if self._by_class else request.service_class]
         waiting.rank = rank
         waiting.deadline = deadline
         waiting.expires = waiting.arrived + rule.max_wait_s
@@ -246,7 +247,7 @@ class AdmissionQueue:
         queue = self._models.get(request.model)
         if queue is None:
             queue = self._models[request.model] = ModelQueue(self._reserves, self.settings.quantum)
-        if self._discipline.tenants:
+        if self._by_tenant:
             queue.classes[rank].push(request.tenant, request.weight, waiting)
         else:
             queue.classes[rank].push("", 1.0, waiting)
@@ -316,12 +317,12 @@ class AdmissionQueue:
             del self._models[waiting.request.model]
         account = waiting.account
         if not account.running and not any(account.counts):
-            del self._accounts[waiting.request.tenant if self._discipline.tenants else ""]
+            del self._accounts[waiting.request.tenant if self._by_tenant else ""]
 
     def _collect(self, now: float) -> None:
         """Give up, or demote, whose time is over."""
         while waiting := self._expiries.due(now):
-            rule = self._rules[waiting.rank if self._discipline.classes else waiting.request.service_class]
+            rule = self._rules[waiting.rank if self._by_class else waiting.request.service_class]
             late = now < waiting.arrived + rule.max_wait_s
             if late and rule.late is Late.DEMOTE and self._limits.fits_below(waiting):
                 flow = waiting.flow

@@ -147,10 +147,10 @@ class FairQueue:
         """Whose turn it is; none where nobody waits but tenants at their limit, who are set aside."""
         heap = self._heap
         while heap:
-            flow = heap[0][2]
-            if flow.turn != heap[0][1]:
+            _, turn, flow = heap[0]
+            if flow.turn != turn:
                 heappop(heap)
-            elif flow.account.full:
+            elif (most := flow.account.max_running) is not None and flow.account.running >= most:
                 heappop(heap)
                 self._leave(flow)
                 flow.parked = True

@@ -15,7 +15,7 @@ from policies.admission_types import AdmissionSettings, Queued, Request, Service
 RATE = 10_000.0
 """Tokens/s that a worker prefills, one request after the other."""
 WORKERS = 4
-SECONDS = 120.0
+SECONDS = 60.0
 SLO_S = 2.0
 
 
