@@ -1,0 +1,60 @@
+"""How much of the capacity batch work may take while interactive latency nears its objective."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+_STALE_S: Final = 10.0
+
+
+class BatchYield:
+    """Falls at once and rises slowly: batch work that is in the workers already can only be waited for.
+
+    `pressure` is recent interactive latency ÷ its objective. Up to `start` batch may take everything, from `stop` on
+    nothing, and in between in proportion. Hysteresis: to rise, the pressure must be lower by `band` than where the
+    share would be reached falling, and from 0 to 1 takes `recovery_s`. A pressure that nobody confirms for ten seconds
+    counts as 0: without interactive requests there is nothing to measure, and nothing to spare.
+    """
+
+    __slots__ = ("_at", "_band", "_heard", "_recovery_s", "_share", "_start", "_stop", "pressure")
+
+    def __init__(self, start: float = 0.6, stop: float = 0.9, *, band: float = 0.1, recovery_s: float = 5.0) -> None:
+        """Raises ValueError unless 0 < start < stop, 0 <= band < start, and a recovery that takes time."""
+        if not 0 < start < stop < inf or not 0 <= band < start or not recovery_s > 0:
+            raise ValueError(f"no way to yield: {start!r} to {stop!r}, band {band!r}, recovery in {recovery_s!r} s")
+        self._start = start
+        self._stop = stop
+        self._band = band
+        self._recovery_s = recovery_s
+        self._share = 1.0
+        self._at = -inf
+        self._heard = -inf
+        self.pressure = 0.0
+
+    def observe(self, pressure: float, now: float) -> None:
+        """The pressure is this from now on. Raises ValueError for one below 0 or that is no number."""
+        if not pressure >= 0:
+            raise ValueError(f"no pressure: {pressure!r}")
+        self.share(now)
+        self.pressure = pressure
+        self._heard = now
+        self.share(now)
+
+    def share(self, now: float) -> float:
+        """Of the capacity, in [0, 1]; exactly 0 at `stop` and above."""
+        if self._share == 1.0 and self.pressure <= self._start:
+            return 1.0
+        stale = now - self._heard >= _STALE_S
+        pressure = 0.0 if stale else self.pressure
+        falling, rising = self._target(pressure), self._target(pressure + self._band)
+        if falling < self._share:
+            self._share = falling
+        elif rising > self._share:
+            since = max(self._at, self._heard + _STALE_S) if stale else self._at
+            self._share = min(rising, self._share + max(now - since, 0.0) / self._recovery_s)
+        self._at = max(now, self._at)
+        return self._share
+
+    def _target(self, pressure: float) -> float:
+        return min(max((self._stop - pressure) / (self._stop - self._start), 0.0), 1.0)

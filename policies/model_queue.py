@@ -1,0 +1,79 @@
+"""Requests for one model: strict priority between classes, of which the lower ones are owed a share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from policies.admission_types import ServiceClass
+from policies.fair_queue import FairQueue, Flow
+
+_ROUNDING: Final = 1e-6
+
+
+class ModelQueue:
+    """One fair queue a class.
+
+    While a lower class has something that may be dispatched, each token dispatched for the model earns it its reserve.
+    As soon as that suffices for its next request, this one goes before all others and is paid with it. So under a
+    permanent flood from above a class gets its reserve of all tokens: in any interval short of it by at most its own
+    largest request and the reserve of the largest of all, and never more, while charges turn out as expected. What it
+    is dispatched because nothing above it could be neither earns it anything nor is paid.
+    """
+
+    __slots__ = ("classes", "credits", "reserves", "running", "running_batch", "waiting")
+
+    def __init__(self, reserves: Sequence[float], quantum: float) -> None:
+        self.reserves = reserves
+        self.classes = [FairQueue(quantum) for _ in reserves]
+        self.credits = [0.0 for _ in reserves]
+        """Tokens that each class has earned; below 0 where it cost more than was thought."""
+        self.waiting = 0
+        self.running = 0
+        self.running_batch = 0
+
+    def reconfigure(self, reserves: Sequence[float], quantum: float) -> None:
+        """These hold from now on; what was earned and spent stays."""
+        self.reserves = reserves
+        for queue in self.classes:
+            queue.quantum = quantum
+
+    def pick(self, room: int, batch_share: float) -> tuple[Flow, int, bool] | None:
+        """Whose turn it is, in which class, and whether because the class was owed. `room`: how many more requests the
+        workers can take; of these and the running ones batch may have `batch_share`, unless it is owed.
+        """
+        classes, owed = self.classes, self.credits
+        for rank in range(1, len(classes)):
+            if owed[rank] > 0 and classes[rank].waiting:
+                flow = classes[rank].top()
+                if flow and owed[rank] + _ROUNDING >= flow.first().charged:
+                    return flow, rank, True
+        for rank, queue in enumerate(classes):
+            if queue.waiting and (flow := queue.top()):
+                held = rank == ServiceClass.BATCH and self.running_batch >= batch_share * (self.running + room)
+                return None if held else (flow, rank, False)
+        return None
+
+    def charge(self, rank: int, tokens: float, *, reserved: bool) -> None:
+        """A request of that class was dispatched, or cost so much more than was thought; less, where below 0."""
+        owed = self.credits
+        for lower in range(1, len(owed)):
+            if lower == rank and not reserved:
+                continue
+            if self.classes[lower].waiting and self.classes[lower].top():
+                owed[lower] += self.reserves[lower] * tokens
+            else:
+                owed[lower] = min(owed[lower], 0.0)
+        if reserved:
+            owed[rank] -= tokens
+
+    def ahead(self, rank: int, tenant: str, weight: float, tokens: float) -> float:
+        """About how many tokens will be dispatched before a new request of so many, if nothing else comes."""
+        queue, reserves = self.classes[rank], self.reserves
+        before = queue.ahead(tenant, weight, tokens)
+        reserve, behind = reserves[rank], sum(reserves[rank + 1 :])
+        above = sum(higher.tokens for higher in self.classes[:rank])
+        if above and reserve:
+            above = min(above, max(before + tokens - self.credits[rank], 0.0) * (1 - reserve) / reserve)
+        before += above
+        return before + min(sum(lower.tokens for lower in self.classes[rank + 1 :]), before * behind / (1 - behind))
