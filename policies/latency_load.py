@@ -15,6 +15,8 @@ from policies.restore_speed import attended
 _SAME_STEP_S: Final = 1e-3
 _LATE_S: Final = 20.0
 """Time constant of what was prefilled and given back "of late"."""
+_ROOM_FORGOTTEN: Final = 0.01
+"""Share of what a cache was seen to hold beyond its size that is forgotten with each stretch."""
 _LEAST_SPAN: Final = 0.05
 """Share of it that a rate is taken over at least."""
 
@@ -42,7 +44,9 @@ class Load(NamedTuple):
     release_rate: float = 0.0
     """Tokens per second that finished requests gave back of late."""
     prefill_rate: float = 0.0
-    """Uncached tokens per second that it was sent of late."""
+    """Uncached tokens per second that it prefilled of late."""
+    step_rate: float = 0.0
+    """Steps per second, of late, that prefilled something."""
 
 
 class Served(NamedTuple):
@@ -73,13 +77,16 @@ class WorkerLoad:
     Whatever is told of a ticket that is not known (any more) changes nothing.
     """
 
-    __slots__ = ("_answered_at", "_answered_sum", "_began", "_behind_pairs", "_behind_tokens", "_held_running",
-                 "_held_waiting", "_late_at", "_late_from", "_pairs", "_released", "_running", "_sent", "_stretch",
-                 "_tokens", "_unary", "_waiting", "capacity")  # fmt: skip
+    __slots__ = ("_answered_at", "_answered_sum", "_began", "_behind_pairs", "_behind_tokens", "_budget", "_capacity",
+                 "_held_running", "_held_waiting", "_late_at", "_late_from", "_pairs", "_prefilled", "_released",
+                 "_room", "_running", "_steps", "_stretch", "_tokens", "_unary", "_waiting")  # fmt: skip
 
-    def __init__(self, capacity: float | None = None) -> None:
-        """`capacity`: tokens that its KV cache holds, where known; it may be set later."""
-        self.capacity = capacity
+    def __init__(self, capacity: float = inf, budget: float = 8_192.0) -> None:
+        """`capacity`: tokens that its KV cache holds, infinite where not known. `budget`: tokens that one of its steps
+        computes at most.
+        """
+        self._capacity = self._room = capacity
+        self._budget = budget
         self._waiting: dict[int, _Request] = {}  # oldest first
         self._running: dict[int, _Request] = {}
         self._unary: set[int] = set()  # of the waiting
@@ -88,7 +95,7 @@ class WorkerLoad:
         self._answered_at = -inf
         self._stretch: Served | None = None
         self._held_waiting = self._held_running = self._answered_sum = 0.0
-        self._late_at = self._sent = self._released = 0.0
+        self._late_at = self._prefilled = self._steps = self._released = 0.0
         self._late_from = -inf  # when anything was first told
 
     def __len__(self) -> int:
@@ -98,7 +105,7 @@ class WorkerLoad:
         """As of `now`, each running request having made a token every `tpot_s` seconds."""
         running = len(self._running)
         held = self._held(now, tpot_s)
-        room = inf if self.capacity is None else self.capacity - held - self._held_waiting
+        room = self._room - held - self._held_waiting
         faded = exp(min(self._late_at - now, 0.0) / _LATE_S)
         per_second = faded / (_LATE_S * max(1.0 - exp(min(self._late_from - now, 0.0) / _LATE_S), _LEAST_SPAN))
         waiting = len(self._waiting)
@@ -107,13 +114,14 @@ class WorkerLoad:
             self._pairs - self._behind_pairs,
             self._behind_tokens,
             self._behind_pairs,
-            now - self._began if waiting else 0.0,
+            max(now - self._began, 0.0) if waiting else 0.0,
             waiting,
             running,
             held,
             room,
             self._released * per_second,
-            self._sent * per_second,
+            self._prefilled * per_second,
+            self._steps * per_second,
         )
 
     def sent(self, ticket: int, uncached: float, context: float, now: float, *, streams: bool = True) -> None:
@@ -131,8 +139,6 @@ class WorkerLoad:
         self._held_waiting += request.held
         if not streams:
             self._unary.add(ticket)
-        self._fade(now)
-        self._sent += request.tokens
 
     def first_token(self, ticket: int, now: float, tpot_s: float) -> Served | None:
         """Its prefill is over, and so is that of every unary request before it. Requests whose first bytes come
@@ -151,9 +157,13 @@ class WorkerLoad:
         else:
             over = stretch
             running, held = len(self._running) - 1, self._held(now, tpot_s)
-            room = inf if self.capacity is None else self.capacity - held - self._held_waiting
+            room = self._room - held - self._held_waiting
             self._stretch = Served(now - self._began, tokens, pairs, running, held, room)
             self._answered_at = now
+            self._fade(now)
+            self._steps += max(tokens / self._budget, 1.0)
+            self._learn_room(held)
+        self._prefilled += tokens
         self._began = now
         self._behind_tokens = self._behind_pairs = 0.0
         return over
@@ -217,9 +227,15 @@ class WorkerLoad:
         decoding = max(len(self._running) * now - self._answered_sum, 0.0)
         return self._held_running + (decoding / tpot_s if tpot_s > 0 else 0.0)
 
+    def _learn_room(self, held: float) -> None:
+        """What runs fits, even where that is more than the cache should hold: running requests share prefixes."""
+        if self._capacity < inf:
+            self._room = max(held, self._room - _ROOM_FORGOTTEN * (self._room - self._capacity))
+
     def _fade(self, now: float) -> None:
         faded = exp(min(self._late_at - now, 0.0) / _LATE_S)
-        self._sent *= faded
+        self._prefilled *= faded
+        self._steps *= faded
         self._released *= faded
         if self._late_from == -inf:
             self._late_from = now

@@ -55,12 +55,12 @@ class Fleet:
     def __init__(self, prior: Prior = Prior()) -> None:
         self.prior = prior
         self.ttft_moments = Moments(5)
-        self.tpot_moments = Moments(4)
+        self.tpot_moments = Moments(3)
         self.ttft = [Calibration() for _ in _KINDS]
         self.tpot = Calibration()
         p = prior
         self.ttft_first = [p.step_s, 1.0 / p.tokens_per_second, 0.0, p.decode_s, 0.0]
-        self.tpot_first = [p.decode_s, 0.0, 0.0, 0.0]
+        self.tpot_first = [p.decode_s, 0.0, 0.0]
 
 
 class LatencyModel:
@@ -79,7 +79,7 @@ class LatencyModel:
 
     def raw(self, load, uncached, context, restore_s=0.0):
         """-> (seconds, kind, terms, offset) seconds = pace*terms.coef - offset"""
-        (step_t, step_p, behind_t, behind_p, elapsed, waiting, running, held, room, released, _) = load
+        (step_t, step_p, behind_t, behind_p, elapsed, waiting, running, held, room, released, _, _) = load
         a, b, c, d, e = self._ttft.coefficients
         budget = self._budget
         pace = self.pace
@@ -135,7 +135,15 @@ class LatencyModel:
         return Prediction(ttft, raw * mul * up + restore_s, tp * tmul, tp * tmul * tup, kind)
 
     def _tpot_terms(self, load, uncached, context):
-        return (1.0, load.running + load.waiting, load.running_tokens + uncached + context, load.prefill_rate)
+        n, k = load.running + load.waiting + 1, load.running_tokens + uncached + context
+        a, b, c = self._tpot.coefficients
+        alone = a + b*n + c*k
+        ta, tb, tc, td, te = self._ttft.coefficients
+        busy = load.prefill_rate * tb + load.step_rate * ta
+        full = ta + tb * self._budget
+        share = min(busy, full / (full + alone))
+        h = 1.0 / (1.0 - share)
+        return (h, h*n, h*k)
 
     def _tpot_raw(self, load, uncached, context):
         return max(sum([x * y for x, y in zip(self._tpot.coefficients, self._tpot_terms(load, uncached, context))]), 1e-5)
