@@ -72,6 +72,8 @@ class LatencyModel:
         self._tpot_cal = Calibration(fleet.tpot)
         self._budget = float(fleet.prior.budget)
         self._took = self._believed = 0.0
+        self._blocked = [0.5, 0.5]
+        self._flag = None
 
     @property
     def pace(self) -> float:
@@ -111,8 +113,12 @@ class LatencyModel:
         lack = uncached + context - room
         if lack > 0 and released > 0:
             wait = lack / released
-            if wait > first:
+            overdue = waiting > 0 and pace * (n1 * (a + decode) + b * step_t + c * step_p) - elapsed <= 0 
+            self._flag = (int(overdue), first + own, wait + own)
+            if wait > first and self._blocked[int(overdue)] >= 0.5:
                 return wait + own, _ROOM, None, 0.0
+        else:
+            self._flag = None
         steps = n1 + n2
         if not running:
             sd = sk = 0.0
@@ -151,6 +157,11 @@ class LatencyModel:
     def observe_ttft(self, load, uncached, context, ttft_s, restore_s=0.0):
         took = max(ttft_s - restore_s, _LEAST_S)
         raw, kind, terms, offset = self.raw(load, uncached, context)
+        if self._flag:
+            j, free, full = self._flag
+            if full > 2 * free:
+                self._blocked[j] += 0.1 * ((took * took > free * full) - self._blocked[j])
+            if took > 2 * free: terms = None
         self._ttft_cal[kind].observe(took / raw)
         if terms is None: return
         y = min(max(took, raw / _MOST_OFF), raw * _MOST_OFF)
