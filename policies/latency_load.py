@@ -15,8 +15,6 @@ from policies.restore_speed import attended
 _SAME_STEP_S: Final = 1e-3
 _LATE_S: Final = 20.0
 """Time constant of what was prefilled and given back "of late"."""
-_ROOM_FORGOTTEN: Final = 0.01
-"""Share of what a cache was seen to hold beyond its size that is forgotten with each stretch."""
 _LEAST_SPAN: Final = 0.05
 """Share of it that a rate is taken over at least."""
 
@@ -39,8 +37,8 @@ class Load(NamedTuple):
     """Requests with one, not finished."""
     running_tokens: float = 0.0
     """Their prompts and what they have generated so far."""
-    room_tokens: float = inf
-    """Left of its KV cache once all is in that it was sent; below 0 where that does not fit, infinite if unknown."""
+    waiting_tokens: float = 0.0
+    """The whole prompts of those that wait, cached or not."""
     release_rate: float = 0.0
     """Tokens per second that finished requests gave back of late."""
     prefill_rate: float = 0.0
@@ -57,7 +55,7 @@ class Served(NamedTuple):
     pairs: float
     running: int
     running_tokens: float
-    room_tokens: float
+    """At its end, with those that it answered."""
 
 
 class _Request:
@@ -77,15 +75,11 @@ class WorkerLoad:
     Whatever is told of a ticket that is not known (any more) changes nothing.
     """
 
-    __slots__ = ("_answered_at", "_answered_sum", "_began", "_behind_pairs", "_behind_tokens", "_budget", "_capacity",
-                 "_held_running", "_held_waiting", "_late_at", "_late_from", "_pairs", "_prefilled", "_released",
-                 "_room", "_running", "_steps", "_stretch", "_tokens", "_unary", "_waiting")  # fmt: skip
+    __slots__ = ("_answered_at", "_answered_sum", "_began", "_behind_pairs", "_behind_tokens", "_budget", "_held_running", "_held_waiting", "_late_at", "_late_from", "_pairs", "_prefilled", "_released",
+                 "_running", "_steps", "_stretch", "_tokens", "_unary", "_waiting")  # fmt: skip
 
-    def __init__(self, capacity: float = inf, budget: float = 8_192.0) -> None:
-        """`capacity`: tokens that its KV cache holds, infinite where not known. `budget`: tokens that one of its steps
-        computes at most.
-        """
-        self._capacity = self._room = capacity
+    def __init__(self, budget: float = 8_192.0) -> None:
+        """`budget`: tokens that one of its steps computes at most."""
         self._budget = budget
         self._waiting: dict[int, _Request] = {}  # oldest first
         self._running: dict[int, _Request] = {}
@@ -105,7 +99,6 @@ class WorkerLoad:
         """As of `now`, each running request having made a token every `tpot_s` seconds."""
         running = len(self._running)
         held = self._held(now, tpot_s)
-        room = self._room - held - self._held_waiting
         faded = exp(min(self._late_at - now, 0.0) / _LATE_S)
         per_second = faded / (_LATE_S * max(1.0 - exp(min(self._late_from - now, 0.0) / _LATE_S), _LEAST_SPAN))
         waiting = len(self._waiting)
@@ -118,7 +111,7 @@ class WorkerLoad:
             waiting,
             running,
             held,
-            room,
+            self._held_waiting,
             self._released * per_second,
             self._prefilled * per_second,
             self._steps * per_second,
@@ -157,12 +150,10 @@ class WorkerLoad:
         else:
             over = stretch
             running, held = len(self._running) - 1, self._held(now, tpot_s)
-            room = self._room - held - self._held_waiting
-            self._stretch = Served(now - self._began, tokens, pairs, running, held, room)
+            self._stretch = Served(now - self._began, tokens, pairs, running, held)
             self._answered_at = now
             self._fade(now)
             self._steps += max(tokens / self._budget, 1.0)
-            self._learn_room(held)
         self._prefilled += tokens
         self._began = now
         self._behind_tokens = self._behind_pairs = 0.0
@@ -226,11 +217,6 @@ class WorkerLoad:
             return 0.0
         decoding = max(len(self._running) * now - self._answered_sum, 0.0)
         return self._held_running + (decoding / tpot_s if tpot_s > 0 else 0.0)
-
-    def _learn_room(self, held: float) -> None:
-        """What runs fits, even where that is more than the cache should hold: running requests share prefixes."""
-        if self._capacity < inf:
-            self._room = max(held, self._room - _ROOM_FORGOTTEN * (self._room - self._capacity))
 
     def _fade(self, now: float) -> None:
         faded = exp(min(self._late_at - now, 0.0) / _LATE_S)

@@ -10,7 +10,7 @@ nine in ten will be.
 
 from __future__ import annotations
 
-from math import inf, isfinite
+from math import exp, inf, isfinite, log
 from typing import Final, NamedTuple
 
 from policies.latency_calibration import Calibration
@@ -64,7 +64,8 @@ class Fleet:
 
 
 class LatencyModel:
-    def __init__(self, fleet: Fleet | None = None) -> None:
+    def __init__(self, fleet: Fleet | None = None, capacity: float = inf) -> None:
+        self.room = capacity; self._known = capacity < inf; self._recent=None; self._errs=[0.05,0.05]
         self._fleet = fleet = fleet or Fleet()
         self._ttft = Fit(fleet.ttft_first, fleet.ttft_moments)
         self._tpot = Fit(fleet.tpot_first, fleet.tpot_moments)
@@ -81,7 +82,7 @@ class LatencyModel:
 
     def raw(self, load, uncached, context, restore_s=0.0):
         """-> (seconds, kind, terms, offset) seconds = pace*terms.coef - offset"""
-        (step_t, step_p, behind_t, behind_p, elapsed, waiting, running, held, room, released, _, _) = load
+        (step_t, step_p, behind_t, behind_p, elapsed, waiting, running, held, held_waiting, released, _, _) = load
         a, b, c, d, e = self._ttft.coefficients
         budget = self._budget
         pace = self.pace
@@ -110,7 +111,7 @@ class LatencyModel:
         if first < 0.0:
             first = 0.0; step_t = step_p = 0.0; elapsed = 0.0; n1 = 0.0; n_pre = 1.0
         if first + own > 4*pace*(a+decode+b*uncached) and kind==_STEP: kind=_QUEUE
-        lack = uncached + context - room
+        lack = uncached + context + held + held_waiting - self.room
         if lack > 0 and released > 0:
             wait = lack / released
             overdue = waiting > 0 and pace * (n1 * (a + decode) + b * step_t + c * step_p) - elapsed <= 0 
@@ -136,12 +137,12 @@ class LatencyModel:
         raw, kind, _, _ = self.raw(load, uncached, context)
         mul, up = self._ttft_cal[kind].factors()
         ttft = raw * mul + restore_s
-        tp = self._tpot_raw(load, uncached, context)
+        tp, _ = self._tpot_mix(load, uncached, context)
         tmul, tup = self._tpot_cal.factors()
         return Prediction(ttft, raw * mul * up + restore_s, tp * tmul, tp * tmul * tup, kind)
 
     def _tpot_terms(self, load, uncached, context):
-        n, k = load.running + load.waiting + 1, load.running_tokens + uncached + context
+        n, k = load.running + 1, load.running_tokens + uncached + context
         a, b, c = self._tpot.coefficients
         alone = a + b*n + c*k
         ta, tb, tc, td, te = self._ttft.coefficients
@@ -153,6 +154,13 @@ class LatencyModel:
 
     def _tpot_raw(self, load, uncached, context):
         return max(sum([x * y for x, y in zip(self._tpot.coefficients, self._tpot_terms(load, uncached, context))]), 1e-5)
+
+    def _tpot_mix(self, load, uncached, context):
+        raw = self._tpot_raw(load, uncached, context)
+        if self._recent is None: return raw, raw
+        e1, e2 = self._errs
+        w = e2 ** 4 / (e1 ** 4 + e2 ** 4)
+        return exp(w * log(raw) + (1 - w) * log(self._recent)), raw
 
     def observe_ttft(self, load, uncached, context, ttft_s, restore_s=0.0):
         took = max(ttft_s - restore_s, _LEAST_S)
@@ -168,16 +176,24 @@ class LatencyModel:
         self._ttft.observe(terms, y + offset, raw)
 
     def observe_tpot(self, load, uncached, context, tpot_s):
-        raw = self._tpot_raw(load, uncached, context)
-        self._tpot_cal.observe(tpot_s / raw)
+        mix, raw = self._tpot_mix(load, uncached, context)
+        self._tpot_cal.observe(tpot_s / mix)
+        if self._recent is None: self._recent = tpot_s
+        for i, x in enumerate((raw, self._recent)):
+            self._errs[i] += 0.05 * (min(abs(log(x / tpot_s)), 2.0) - self._errs[i])
+        self._recent += 0.05 * (min(tpot_s, 4 * self._recent) - self._recent)
         y = min(max(tpot_s, raw / _MOST_OFF), raw * _MOST_OFF)
         self._tpot.observe(self._tpot_terms(load, uncached, context), y, raw)
 
     def observe_served(self, served: Served) -> None:
-        if served.room_tokens < 0: return
         a, b, c, d, e = self._ttft.coefficients
         decode = d + e * served.running_tokens if served.running else 0.0
         believed = (1 + served.tokens / self._budget) * (a + decode) + b * served.tokens + c * served.pairs
+        blocked = not self._known and served.seconds > 3 * self.pace * believed and served.running > 0
+        if blocked:
+            self.room = self.room + 0.3 * (served.running_tokens - self.room) if self.room < inf else served.running_tokens
+            return
+        if served.running_tokens > self.room: self.room = served.running_tokens
         took = min(max(served.seconds, believed / 4), believed * 4)
         if not self._believed:
             self._took = self._believed = _PACE_PRIOR * believed
