@@ -49,20 +49,20 @@ class Calibration:
             own * self._width + (1.0 - own) * width,
         )
 
-    def observe(self, ratio: float) -> None:
-        """Measured ÷ predicted before any correction; above 0."""
-        off = min(max(log(ratio), -_MOST), _MOST)
-        self._learn(off)
+    def observe(self, ratio: float, off: float, *, missed: bool) -> None:
+        """`ratio`: measured ÷ what would be predicted now, before any correction. `off`: the logarithm of measured ÷
+        the prediction that was given, and whether it was above the quantile given with that.
+        """
+        bias = min(max(log(ratio), -_MOST), _MOST)
+        self._learn(bias, off, missed)
         if self._parent is not None:
-            self._parent._learn(off)
+            self._parent._learn(bias, off, missed)
 
-    def _learn(self, off: float) -> None:
+    def _learn(self, bias: float, off: float, missed: bool) -> None:
         self._count = min(self._count + 1.0, 1e6)
         gain = max(1.0 / (self._count + 1.0), _GAIN)
-        # The median of the ratio, not its mean: a step of fixed size towards the side it lies on, eased in.
-        error = off - self._bias
+        error = bias - self._bias
         self._bias += gain * min(max(error, -2.0 * self._spread), 2.0 * self._spread)
-        self._spread += gain * (min(abs(error), 2.0) - self._spread)
+        self._spread += gain * (min(abs(off), 2.0) - self._spread)
         self._spread = max(self._spread, 0.01)
-        miss = error > self._width * self._spread
-        self._width = min(max(self._width + _STEP * (_QUANTILE if miss else _QUANTILE - 1.0), 0.0), 8.0)
+        self._width = min(max(self._width + _STEP * (_QUANTILE if missed else _QUANTILE - 1.0), 0.0), 8.0)

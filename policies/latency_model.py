@@ -73,7 +73,7 @@ class LatencyModel:
         self._tpot_cal = Calibration(fleet.tpot)
         self._budget = float(fleet.prior.budget)
         self._took = self._believed = 0.0
-        self._blocked = [0.5, 0.5]
+        self._blocked = [[.3,.3], [.3,.3]]
         self._flag = None
 
     @property
@@ -116,8 +116,10 @@ class LatencyModel:
             wait = lack / released
             overdue = waiting > 0 and pace * (n1 * (a + decode) + b * step_t + c * step_p) - elapsed <= 0 
             self._flag = (int(overdue), first + own, wait + own)
-            if wait > first and self._blocked[int(overdue)] >= 0.5:
-                return wait + own, _ROOM, None, 0.0
+            if wait > first:
+                e1, e2 = self._blocked[int(overdue)]
+                w = e2 ** 4 / (e1 ** 4 + e2 ** 4)
+                return exp(w * log(max(first + own,1e-4)) + (1 - w) * log(wait + own)), _ROOM, None, 0.0
         else:
             self._flag = None
         steps = n1 + n2
@@ -162,22 +164,22 @@ class LatencyModel:
         w = e2 ** 4 / (e1 ** 4 + e2 ** 4)
         return exp(w * log(raw) + (1 - w) * log(self._recent)), raw
 
-    def observe_ttft(self, load, uncached, context, ttft_s, restore_s=0.0):
+    def observe_ttft(self, given, load, uncached, context, ttft_s, restore_s=0.0):
         took = max(ttft_s - restore_s, _LEAST_S)
         raw, kind, terms, offset = self.raw(load, uncached, context)
         if self._flag:
             j, free, full = self._flag
-            if full > 2 * free:
-                self._blocked[j] += 0.1 * ((took * took > free * full) - self._blocked[j])
+            for q, x in enumerate((free, full)):
+                self._blocked[j][q] += 0.1 * (min(abs(log(max(x,1e-4) / took)), 3.0) - self._blocked[j][q])
             if took > 2 * free: terms = None
-        self._ttft_cal[kind].observe(took / raw)
+        self._ttft_cal[kind].observe(took / raw, log(took/max(given.ttft_s-restore_s,1e-4)), missed=ttft_s>given.ttft_p90_s)
         if terms is None: return
         y = min(max(took, raw / _MOST_OFF), raw * _MOST_OFF)
         self._ttft.observe(terms, y + offset, raw)
 
-    def observe_tpot(self, load, uncached, context, tpot_s):
+    def observe_tpot(self, given, load, uncached, context, tpot_s):
         mix, raw = self._tpot_mix(load, uncached, context)
-        self._tpot_cal.observe(tpot_s / mix)
+        self._tpot_cal.observe(tpot_s / mix, log(tpot_s/given.tpot_s), missed=tpot_s>given.tpot_p90_s)
         if self._recent is None: self._recent = tpot_s
         for i, x in enumerate((raw, self._recent)):
             self._errs[i] += 0.05 * (min(abs(log(x / tpot_s)), 2.0) - self._errs[i])
