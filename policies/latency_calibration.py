@@ -1,68 +1,129 @@
-"""How far predictions are off, taken into account: a running correction, and a quantile that covers what it says."""
+"""How far predictions are off, taken into account: a running correction, a margin that covers what it says, and the
+error that is left, for people to see.
+
+Ratios of measured to predicted are kept as logarithms: twice and half are equally far off.
+"""
 
 from __future__ import annotations
 
 from math import exp, log
 from typing import Final
 
-_QUANTILE: Final = 0.9
+QUANTILE: Final = 0.9
+"""Share of requests that shall be at or below the upper prediction."""
 _GAIN: Final = 0.04
 """Weight of the newest observation once many are known."""
 _MOST: Final = 1.1
-"""ln 3: by so much one observation may be off at most, and still counts as that."""
+"""By more than this (three times) nothing is said to be off."""
 _STEP: Final = 0.1
-"""How far one miss moves the quantile, in spreads."""
+_MOST_WIDTH: Final = 8.0
+_LEAST_SPREAD: Final = 0.01
 _PRIOR_COUNT: Final = 10.0
+"""So many observations of its own weigh as much as what the fleet has seen."""
 
 
-class Calibration:
-    """Of one kind of prediction. Ratios of measured to predicted are kept as logarithms.
-
-    The upper quantile is adaptive conformal (Gibbs and Candès, 2021): each measurement above it raises it by 9 units,
-    each below lowers it by 1, so that in the long run one in ten is above, whatever the distribution.
+class Correction:
+    """By what to multiply a prediction so that half of what is measured is above it: the median, which one stall does
+    not move.
     """
 
-    __slots__ = ("_bias", "_count", "_parent", "_spread", "_width")
+    __slots__ = ("_bias", "_count", "_fleet", "_spread")
 
-    def __init__(self, parent: Calibration | None = None) -> None:
-        """`parent` is the fleet's, which is believed at first and learns along."""
-        self._parent = parent
+    def __init__(self, fleet: Correction | None = None) -> None:
+        """`fleet`'s is believed at first, and learns along."""
+        self._fleet = fleet
         self._count = 0.0
         self._bias = 0.0
         self._spread = 0.25
+
+    @property
+    def bias(self) -> float:
+        """Its logarithm."""
+        if self._fleet is None:
+            return self._bias
+        return _blend(self._count, self._bias, self._fleet.bias)
+
+    @property
+    def factor(self) -> float:
+        """The factor, between 1/3 and 3."""
+        return exp(self.bias)
+
+    def observe(self, ratio: float) -> None:
+        """Measured ÷ what would be predicted now without it; above 0."""
+        off = min(max(log(ratio), -_MOST), _MOST)
+        self._learn(off)
+        if self._fleet is not None:
+            self._fleet._learn(off)
+
+    def _learn(self, off: float) -> None:
+        self._count += 1.0
+        gain = max(1.0 / (self._count + 1.0), _GAIN)
+        error = off - self._bias
+        self._bias += gain * min(max(error, -self._spread), self._spread)
+        self._spread = max(self._spread + gain * (abs(error) - self._spread), _LEAST_SPREAD)
+
+
+class Margin:
+    """From a prediction to the one that nine in ten stay below: a number of mean deviations.
+
+    Adaptive conformal inference (Gibbs and Candès, 2021): each measurement above raises that number by nine units, each
+    below lowers it by one, so that in the long run one in ten is above, whatever the distribution.
+    """
+
+    __slots__ = ("_count", "_fleet", "_spread", "_width")
+
+    def __init__(self, fleet: Margin | None = None) -> None:
+        """`fleet`'s is believed at first, and learns along."""
+        self._fleet = fleet
+        self._count = 0.0
+        self._spread = 0.25
         self._width = 2.0
 
-    def factors(self) -> tuple[float, float]:
-        """(what to multiply a prediction by, what to multiply the result by for the upper quantile, at least 1)."""
-        bias, spread, width = self._blend()
-        return exp(bias), exp(width * spread)
+    @property
+    def factor(self) -> float:
+        """At least 1."""
+        width, spread = self._width, self._spread
+        if (fleet := self._fleet) is not None:
+            width = _blend(self._count, width, fleet._width)
+            spread = _blend(self._count, spread, fleet._spread)
+        return exp(width * spread)
 
-    def _blend(self) -> tuple[float, float, float]:
-        parent = self._parent
-        if parent is None:
-            return self._bias, self._spread, self._width
-        own = self._count / (self._count + _PRIOR_COUNT)
-        bias, spread, width = parent._blend()
-        return (
-            own * self._bias + (1.0 - own) * bias,
-            own * self._spread + (1.0 - own) * spread,
-            own * self._width + (1.0 - own) * width,
-        )
+    def observe(self, ratio: float, *, missed: bool) -> None:
+        """Measured ÷ predicted (above 0), as it was predicted then, and whether it was above the upper one."""
+        off = min(abs(log(ratio)), 2.0 * _MOST)
+        self._learn(off, missed)
+        if self._fleet is not None:
+            self._fleet._learn(off, missed)
 
-    def observe(self, ratio: float, off: float, *, missed: bool) -> None:
-        """`ratio`: measured ÷ what would be predicted now, before any correction. `off`: the logarithm of measured ÷
-        the prediction that was given, and whether it was above the quantile given with that.
-        """
-        bias = min(max(log(ratio), -_MOST), _MOST)
-        self._learn(bias, off, missed)
-        if self._parent is not None:
-            self._parent._learn(bias, off, missed)
-
-    def _learn(self, bias: float, off: float, missed: bool) -> None:
-        self._count = min(self._count + 1.0, 1e6)
+    def _learn(self, off: float, missed: bool) -> None:  # noqa: FBT001 - private, and one caller says which it is
+        self._count += 1.0
         gain = max(1.0 / (self._count + 1.0), _GAIN)
-        error = bias - self._bias
-        self._bias += gain * min(max(error, -2.0 * self._spread), 2.0 * self._spread)
-        self._spread += gain * (min(abs(off), 2.0) - self._spread)
-        self._spread = max(self._spread, 0.01)
-        self._width = min(max(self._width + _STEP * (_QUANTILE if missed else _QUANTILE - 1.0), 0.0), 8.0)
+        self._spread = max(self._spread + gain * (off - self._spread), _LEAST_SPREAD)
+        step = _STEP * (QUANTILE if missed else QUANTILE - 1.0)
+        self._width = min(max(self._width + step, 0.0), _MOST_WIDTH)
+
+
+def _blend(count: float, own: float, fleet: float) -> float:
+    return fleet + (own - fleet) * count / (count + _PRIOR_COUNT)
+
+
+class Errors:
+    """Running figures of how good predictions were, over about the last two hundred."""
+
+    __slots__ = ("count", "coverage", "mape")
+
+    _MEMORY: Final = 200.0
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mape = 0.0
+        """Mean of |predicted − measured| ÷ measured; one counts as at most 10."""
+        self.coverage = 0.0
+        """Share that was at or below the upper prediction."""
+
+    def observe(self, predicted: float, upper: float, measured: float) -> None:
+        """What was said, and what came; `measured` is above 0."""
+        self.count += 1
+        gain = 1.0 / min(self.count, self._MEMORY)
+        self.mape += gain * (min(abs(predicted - measured) / measured, 10.0) - self.mape)
+        self.coverage += gain * ((measured <= upper) - self.coverage)

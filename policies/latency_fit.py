@@ -1,8 +1,7 @@
-"""Non-negative least squares that forgets, for a few physical terms: one pass of arithmetic an observation.
+"""Non-negative least squares that forgets, for a few physical terms: a few microseconds an observation.
 
-Errors are relative to what was believed, so that a request of 20 ms counts as much as one of 20 s. The coefficients
-follow by cyclic coordinate descent on the normal equations, a few sweeps each `_BATCH` observations from where they
-were: it keeps them at or above 0 for free, and what observations do not tell apart stays as it was.
+The coefficients follow by cyclic coordinate descent on the normal equations, a few sweeps each `_BATCH` observations
+from where they were. That keeps them at or above 0, and what observations do not tell apart stays as it was.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ from collections.abc import Sequence
 from typing import Final
 
 _BATCH: Final = 8
-_SWEEPS: Final = 3
+_SWEEPS: Final = 2
 _MEMORY: Final = 0.97
 """Share of the past that is kept per batch: about the last 250 observations count."""
 _PRIOR_WEIGHT: Final = 24.0
-"""Observations of its own that outweigh the fleet's."""
+"""So many observations of its own weigh as much as all that others have seen."""
 _STIFFNESS: Final = 1e-3
 """How much a coefficient is held to where it was, beside its own weight."""
 
 
 class Moments:
-    """Sums of products of the terms and of the terms with the target, of about the last few hundred observations."""
+    """Sums of products of terms, and of terms and target, over the last few hundred observations."""
 
     __slots__ = ("count", "products", "targets")
 
@@ -30,57 +29,85 @@ class Moments:
         self.targets = [0.0] * terms
         self.count = 0.0
 
-    def fold(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take in a batch; each row is the terms and last the target, all ÷ what was believed."""
-        terms = len(self.targets)
-        for i in range(terms):
-            products = self.products[i]
+    def fold(self, columns: Sequence[Sequence[float]]) -> None:
+        """Take in a batch: a column for each term, and the target's last."""
+        target = columns[-1]
+        for i, column in enumerate(columns[:-1]):
+            row = self.products[i]
             for j in range(i + 1):
-                products[j] = products[j] * _MEMORY + sum([row[i] * row[j] for row in rows])
-                self.products[j][i] = products[j]
-            self.targets[i] = self.targets[i] * _MEMORY + sum([row[i] * row[terms] for row in rows])
-        self.count = self.count * _MEMORY + len(rows)
+                row[j] = row[j] * _MEMORY + _dot(column, columns[j])
+                self.products[j][i] = row[j]
+            self.targets[i] = self.targets[i] * _MEMORY + _dot(column, target)
+        self.count = self.count * _MEMORY + len(target)
+
+
+class SharedFit:
+    """What all workers of a kind have shown; what is believed of one that has shown nothing."""
+
+    __slots__ = ("coefficients", "moments")
+
+    def __init__(self, coefficients: Sequence[float]) -> None:
+        """`coefficients` are believed at first."""
+        self.coefficients = list(coefficients)
+        self.moments = Moments(len(self.coefficients))
+
+    def fold(self, columns: Sequence[Sequence[float]]) -> None:
+        """Take in a batch of one worker."""
+        self.moments.fold(columns)
+        _descend(self.coefficients, self.moments.products, self.moments.targets)
 
 
 class Fit:
-    """Seconds = coefficients · terms, all of them non-negative."""
+    """One worker's: seconds = coefficients · terms. Nothing is below 0."""
 
-    __slots__ = ("_fresh", "_moments", "_shared", "coefficients")
+    __slots__ = ("_fresh", "_moments", "_own", "_shared", "coefficients")
 
-    def __init__(self, coefficients: Sequence[float], shared: Moments) -> None:
-        """`coefficients` are believed at first; `shared` are the moments of the whole fleet."""
-        self.coefficients = list(coefficients)
+    def __init__(self, shared: SharedFit) -> None:
+        self.coefficients = shared.coefficients  # the very list, until it has some of its own
+        self._own = False
         self._moments = Moments(len(self.coefficients))
         self._shared = shared
         self._fresh: list[tuple[float, ...]] = []
 
     def observe(self, terms: Sequence[float], seconds: float, scale: float) -> None:
         """Terms and what was measured, both ÷ `scale` (above 0): the square of that error counts. It is for the caller
-        to keep strays in bounds.
+        to keep strays within bounds.
         """
         self._fresh.append((*[term / scale for term in terms], seconds / scale))
         if len(self._fresh) < _BATCH:
             return
-        self._moments.fold(self._fresh)
-        self._shared.fold(self._fresh)
+        columns = list(zip(*self._fresh, strict=True))
         self._fresh.clear()
-        self._descend()
+        self._moments.fold(columns)
+        self._shared.fold(columns)
+        if not self._own:
+            self._own = True
+            self.coefficients = list(self.coefficients)
+        self._solve()
 
-    def _descend(self) -> None:
-        own, shared = self._moments, self._shared
+    def _solve(self) -> None:
+        own, shared = self._moments, self._shared.moments
         share = min(_PRIOR_WEIGHT / shared.count, 1.0)
-        rows = [
-            [mine + share * theirs for mine, theirs in zip(*pair, strict=True)]
-            for pair in zip(own.products, shared.products, strict=True)
+        products = [
+            [mine + share * theirs for mine, theirs in zip(*rows, strict=True)]
+            for rows in zip(own.products, shared.products, strict=True)
         ]
         targets = [mine + share * theirs for mine, theirs in zip(own.targets, shared.targets, strict=True)]
-        solution = self.coefficients
-        start = list(solution)
-        for _ in range(_SWEEPS):
-            for i, row in enumerate(rows):
-                weight = row[i]
-                if weight <= 0.0:
-                    continue
-                rest = targets[i] - sum([a * b for a, b in zip(row, solution)]) + weight * solution[i]  # noqa: B905 - square
-                held = _STIFFNESS * weight
-                solution[i] = max((rest + held * start[i]) / (weight + held), 0.0)
+        _descend(self.coefficients, products, targets)
+
+
+def _descend(solution: list[float], products: Sequence[Sequence[float]], targets: Sequence[float]) -> None:
+    """Move `solution` towards the least squares that none of it is below 0."""
+    start = list(solution)
+    for _ in range(_SWEEPS):
+        for i, row in enumerate(products):
+            weight = row[i]
+            if weight <= 0.0:
+                continue
+            rest = targets[i] - _dot(row, solution) + weight * solution[i]
+            held = _STIFFNESS * weight
+            solution[i] = max((rest + held * start[i]) / (weight + held), 0.0)
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum([a * b for a, b in zip(left, right)])  # noqa: B905 - of one length; asking takes as long as the product

@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from policies.restore_speed import attended
 
-_SAME_STEP_S: Final = 1e-3
+SAME_STEP_S: Final = 1e-3
+"""What comes so soon after each other is of one step."""
 _LATE_S: Final = 20.0
 """Time constant of what was prefilled and given back "of late"."""
 _LEAST_SPAN: Final = 0.05
@@ -56,6 +57,7 @@ class Served(NamedTuple):
     running: int
     running_tokens: float
     """At its end, with those that it answered."""
+    waiting_tokens: float
 
 
 class _Request:
@@ -123,7 +125,7 @@ class WorkerLoad:
         if not self._waiting:
             self._began = now
             self._none_waits()
-        elif now - self._began > _SAME_STEP_S:
+        elif now - self._began > SAME_STEP_S:
             self._behind_tokens += request.tokens
             self._behind_pairs += request.pairs
         self._waiting[ticket] = request
@@ -145,12 +147,12 @@ class WorkerLoad:
             more_tokens, more_pairs = self._answered(earlier, now)
             tokens, pairs = tokens + more_tokens, pairs + more_pairs
         over, stretch = None, self._stretch
-        if stretch is not None and now - self._answered_at <= _SAME_STEP_S:
+        if stretch is not None and now - self._answered_at <= SAME_STEP_S:
             self._stretch = stretch._replace(tokens=stretch.tokens + tokens, pairs=stretch.pairs + pairs)
         else:
             over = stretch
             running, held = len(self._running) - 1, self._held(now, tpot_s)
-            self._stretch = Served(now - self._began, tokens, pairs, running, held)
+            self._stretch = Served(max(now - self._began, 0.0), tokens, pairs, running, held, self._held_waiting)
             self._answered_at = now
             self._fade(now)
             self._steps += max(tokens / self._budget, 1.0)
@@ -204,7 +206,7 @@ class WorkerLoad:
         self._tokens -= request.tokens
         self._pairs -= request.pairs
         self._held_waiting -= request.held
-        if request.sent - self._began > _SAME_STEP_S:
+        if request.sent - self._began > SAME_STEP_S:
             self._behind_tokens = max(self._behind_tokens - request.tokens, 0.0)
             self._behind_pairs = max(self._behind_pairs - request.pairs, 0.0)
         return request

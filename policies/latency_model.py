@@ -1,203 +1,221 @@
-"""Time to first token and time per output token of one worker, predicted when a request is dispatched.
+"""Time to first token and time per output token of one worker, predicted when a request is to be sent to it.
 
-A prompt's way to its first token is a queue and some engine steps, whose time is linear in a few terms:
-a per step, b per uncached token, c per attended pair, and what decoding beside it costs, d per step and e per step and
-token of context. Those are learnt by non-negative least squares, workers lending each other what they know. How fast
-a worker goes just now, its pace, is told by how long each stretch of prefill took, which is known long before the
-requests behind it are answered. A calibration for each kind of situation corrects what is left, and says below what
-nine in ten will be.
+What is learnt of the worker stands in `latency_path` (TTFT) and `latency_decode` (TPOT); here predictions are corrected
+by how far off they were and given an upper quantile, and workers of one class lend each other what they know.
+Pure: `now` is an argument, times are seconds of one clock.
 """
 
 from __future__ import annotations
 
-from math import exp, inf, isfinite, log
+from dataclasses import dataclass
+from math import inf, isfinite
 from typing import Final, NamedTuple
 
-from policies.latency_calibration import Calibration
-from policies.latency_fit import Fit, Moments
-from policies.latency_load import Load, Served
-from policies.restore_speed import attended
+from policies.latency_calibration import Correction, Errors, Margin
+from policies.latency_decode import LEAST_TPOT_S, DecodePace, Recent
+from policies.latency_fit import SharedFit
+from policies.latency_load import Load, Served, WorkerLoad
+from policies.latency_path import LEAST_S, MOST_S, Judges, PrefillPath, Situation
 
-_IDLE, _STEP, _QUEUE, _ROOM = range(4)
-_KINDS: Final = ("idle", "step", "queue", "room")
-_LEAST_S: Final = 1e-4
-_MOST_S: Final = 1e6
-_MOST_OFF: Final = 3.0
-_SAME_STEP_S: Final = 1e-3
-_PACE_MEMORY: Final = 0.9
-_PACE_PRIOR: Final = 4.0
-_MOST_PACE: Final = 100.0
+__all__ = ["FleetLatency", "LatencyModel", "LatencyPrior", "Load", "Prediction", "Situation", "WorkerLatency"]
+
+_MOST_TOKENS: Final = 1e9
+_LEAST_OUTPUT: Final = 2
 
 
-class Prior(NamedTuple):
-    """What is believed of a worker nobody has seen at work."""
+@dataclass(frozen=True, slots=True)
+class LatencyPrior:
+    """What is believed of a class of workers before any was seen at work. Raises ValueError for what cannot be."""
 
     tokens_per_second: float = 8_000.0
+    """Of prefill."""
     step_s: float = 0.015
-    decode_s: float = 0.015
-    budget: int = 8_192
-    """Tokens that a step computes at most."""
+    """What an engine step takes beside its tokens."""
+    tpot_s: float = 0.015
+    """Per output token of a request that is alone."""
+    step_tokens: int = 8_192
+    """Tokens that a step computes at most: vLLM's `max_num_batched_tokens`."""
+
+    def __post_init__(self) -> None:
+        """Check what types cannot."""
+        for value in (self.tokens_per_second, self.step_s, self.tpot_s, self.step_tokens):
+            if not (isfinite(value) and value > 0):
+                raise ValueError(f"a worker's speed must be above 0 and finite, got {value!r}")
+
+
+class FleetLatency:
+    """What the workers of one class (a model on one kind of machine) know together; each new one begins with it."""
+
+    __slots__ = ("correction", "judges", "margins", "path", "prior", "recent", "room_judges", "tpot",
+                 "tpot_correction", "tpot_margin")  # fmt: skip
+
+    def __init__(self, prior: LatencyPrior | None = None) -> None:
+        self.prior = prior = prior or LatencyPrior()
+        self.path = SharedFit((prior.step_s, 1.0 / prior.tokens_per_second, 0.0, prior.tpot_s, 0.0))
+        self.tpot = SharedFit((prior.tpot_s, 0.0, 0.0))
+        self.room_judges = (Judges(), Judges())
+        self.judges = Judges()
+        self.recent = Recent()
+        self.correction = Correction()
+        self.tpot_correction = Correction()
+        self.margins = tuple(Margin() for _ in Situation)
+        self.tpot_margin = Margin()
 
 
 class Prediction(NamedTuple):
-    """Seconds."""
+    """Of one request on one worker, in seconds. Half of all are below `…_s`, nine in ten below `…_p90_s`."""
 
     ttft_s: float
     ttft_p90_s: float
     tpot_s: float
     tpot_p90_s: float
-    kind: int
-
-
-class Fleet:
-    """What the workers of one class (a model on one kind of machine) know together."""
-
-    def __init__(self, prior: Prior = Prior()) -> None:
-        self.prior = prior
-        self.ttft_moments = Moments(5)
-        self.tpot_moments = Moments(3)
-        self.ttft = [Calibration() for _ in _KINDS]
-        self.tpot = Calibration()
-        p = prior
-        self.ttft_first = [p.step_s, 1.0 / p.tokens_per_second, 0.0, p.decode_s, 0.0]
-        self.tpot_first = [p.decode_s, 0.0, 0.0]
+    situation: Situation
+    load: Load
+    """What it was made from, with what follows."""
+    uncached: float
+    context: float
+    restore_s: float
 
 
 class LatencyModel:
-    def __init__(self, fleet: Fleet | None = None, capacity: float = inf) -> None:
-        self.room = capacity; self._known = capacity < inf; self._recent=None; self._errs=[0.05,0.05]
-        self._fleet = fleet = fleet or Fleet()
-        self._ttft = Fit(fleet.ttft_first, fleet.ttft_moments)
-        self._tpot = Fit(fleet.tpot_first, fleet.tpot_moments)
-        self._ttft_cal = [Calibration(parent) for parent in fleet.ttft]
-        self._tpot_cal = Calibration(fleet.tpot)
-        self._budget = float(fleet.prior.budget)
-        self._took = self._believed = 0.0
-        self._blocked = [[.3,.3], [.3,.3]]
-        self._flag = None
+    """One worker's. No method keeps what it is given."""
+
+    __slots__ = ("_correction", "_decode", "_margins", "_path", "_tpot_correction", "_tpot_margin", "tpot_errors",
+                 "ttft_errors")  # fmt: skip
+
+    def __init__(self, fleet: FleetLatency | None = None, *, kv_tokens: float = inf) -> None:
+        """`kv_tokens`: how many tokens its KV cache holds, where that is known."""
+        fleet = fleet or FleetLatency()
+        budget = float(fleet.prior.step_tokens)
+        self._path = PrefillPath(fleet.path, fleet.room_judges, budget, kv_tokens)
+        self._decode = DecodePace(fleet.tpot, fleet.judges, fleet.recent, self._path, budget)
+        self._correction = Correction(fleet.correction)
+        self._tpot_correction = Correction(fleet.tpot_correction)
+        self._margins = [Margin(margin) for margin in fleet.margins]
+        self._tpot_margin = Margin(fleet.tpot_margin)
+        self.ttft_errors = Errors()
+        self.tpot_errors = Errors()
 
     @property
-    def pace(self) -> float:
-        return self._pace
-
-    def raw(self, load, uncached, context, restore_s=0.0):
-        """-> (seconds, kind, terms, offset) seconds = pace*terms.coef - offset"""
-        (step_t, step_p, behind_t, behind_p, elapsed, waiting, running, held, held_waiting, released, _, _) = load
-        a, b, c, d, e = self._ttft.coefficients
-        budget = self._budget
-        pace = self.pace
-        own_t = behind_t + uncached
-        own_p = behind_p + attended(uncached, context)
-        decode = d + e * held if running else 0.0
-        if waiting == 0:
-            n1, n2, step_t, step_p = (0.5 if running else 0.0), 1.0, 0.0, 0.0
-            first = pace * n1 * decode
-            kind = _IDLE
-            n_pre = 1.0
-        elif elapsed < _SAME_STEP_S:
-            own_t += step_t
-            own_p += step_p
-            step_t = step_p = first = n1 = 0.0
-            n2 = n_pre = 1.0
-            elapsed = 0.0
-            kind = _STEP
-        else:
-            n1, n2 = 1.0 + step_t / budget, 1.0
-            first = pace * (n1 * (a + decode) + b * step_t + c * step_p) - elapsed
-            n_pre = n1 + 1.0
-            kind = _STEP
-        n2 += own_t / budget
-        own = pace * (n2 * (a + decode) + b * own_t + c * own_p)
-        if first < 0.0:
-            first = 0.0; step_t = step_p = 0.0; elapsed = 0.0; n1 = 0.0; n_pre = 1.0
-        if first + own > 4*pace*(a+decode+b*uncached) and kind==_STEP: kind=_QUEUE
-        lack = uncached + context + held + held_waiting - self.room
-        if lack > 0 and released > 0:
-            wait = lack / released
-            overdue = waiting > 0 and pace * (n1 * (a + decode) + b * step_t + c * step_p) - elapsed <= 0 
-            self._flag = (int(overdue), first + own, wait + own)
-            if wait > first:
-                e1, e2 = self._blocked[int(overdue)]
-                w = e2 ** 4 / (e1 ** 4 + e2 ** 4)
-                return exp(w * log(max(first + own,1e-4)) + (1 - w) * log(wait + own)), _ROOM, None, 0.0
-        else:
-            self._flag = None
-        steps = n1 + n2
-        if not running:
-            sd = sk = 0.0
-        else:
-            sd, sk = steps, steps * held
-        terms = (n_pre + (own_t) / budget, step_t + own_t, step_p + own_p, sd, sk)
-        return max(first + own, _LEAST_S), kind, terms, elapsed
+    def recent_tpot_s(self) -> float:
+        """What an output token took of late; 0 while nobody knows."""
+        return self._decode.recent_s or 0.0
 
     @property
-    def pace(self):
-        if not self._believed: return 1.0
-        return self._took / self._believed
+    def token_s(self) -> float:
+        """What an uncached token costs while the worker prefills at full steps."""
+        per_step, per_token, *_ = self._path.fit.coefficients
+        return self._path.pace * (per_token + per_step / self._path.budget)
 
-    def predict(self, load, uncached, context, restore_s=0.0):
-        raw, kind, _, _ = self.raw(load, uncached, context)
-        mul, up = self._ttft_cal[kind].factors()
-        ttft = raw * mul + restore_s
-        tp, _ = self._tpot_mix(load, uncached, context)
-        tmul, tup = self._tpot_cal.factors()
-        return Prediction(ttft, raw * mul * up + restore_s, tp * tmul, tp * tmul * tup, kind)
+    def hold(self, kv_tokens: float) -> None:
+        """Its KV cache holds so many tokens; infinite where that is not known."""
+        self._path.hold(kv_tokens)
 
-    def _tpot_terms(self, load, uncached, context):
-        n, k = load.running + 1, load.running_tokens + uncached + context
-        a, b, c = self._tpot.coefficients
-        alone = a + b*n + c*k
-        ta, tb, tc, td, te = self._ttft.coefficients
-        busy = load.prefill_rate * tb + load.step_rate * ta
-        full = ta + tb * self._budget
-        share = min(busy, full / (full + alone))
-        h = 1.0 / (1.0 - share)
-        return (h, h*n, h*k)
+    def predict(self, load: Load, uncached: float, context: float = 0.0, restore_s: float = 0.0) -> Prediction:
+        """For a prompt of `uncached` tokens to compute after `context` that are there, of which some take `restore_s`
+        seconds to be brought back.
+        """
+        uncached = min(max(uncached, 1.0), _MOST_TOKENS)
+        context = min(max(context, 0.0), _MOST_TOKENS)
+        estimate = self._path.estimate(load, uncached, context)
+        ttft = estimate.seconds * self._correction.factor
+        tpot = self._decode.estimate(load, uncached + context) * self._tpot_correction.factor
+        return Prediction(
+            _bounded(ttft + restore_s),
+            _bounded(ttft * self._margins[estimate.situation].factor + restore_s),
+            _bounded(tpot),
+            _bounded(tpot * self._tpot_margin.factor),
+            estimate.situation,
+            load,
+            uncached,
+            context,
+            restore_s,
+        )
 
-    def _tpot_raw(self, load, uncached, context):
-        return max(sum([x * y for x, y in zip(self._tpot.coefficients, self._tpot_terms(load, uncached, context))]), 1e-5)
+    def observe_ttft(self, predicted: Prediction, ttft_s: float) -> None:
+        """The first token of a stream came. What cannot be is ignored."""
+        if not (isfinite(ttft_s) and ttft_s >= 0.0):
+            return
+        self.ttft_errors.observe(predicted.ttft_s, predicted.ttft_p90_s, max(ttft_s, LEAST_S))
+        took = max(ttft_s - predicted.restore_s, LEAST_S)
+        said = max(predicted.ttft_s - predicted.restore_s, LEAST_S)
+        self._margins[predicted.situation].observe(took / said, missed=ttft_s > predicted.ttft_p90_s)
+        estimate = self._path.estimate(predicted.load, predicted.uncached, predicted.context)
+        self._correction.observe(took / estimate.seconds)
+        self._path.observe(estimate, took)
 
-    def _tpot_mix(self, load, uncached, context):
-        raw = self._tpot_raw(load, uncached, context)
-        if self._recent is None: return raw, raw
-        e1, e2 = self._errs
-        w = e2 ** 4 / (e1 ** 4 + e2 ** 4)
-        return exp(w * log(raw) + (1 - w) * log(self._recent)), raw
-
-    def observe_ttft(self, given, load, uncached, context, ttft_s, restore_s=0.0):
-        took = max(ttft_s - restore_s, _LEAST_S)
-        raw, kind, terms, offset = self.raw(load, uncached, context)
-        if self._flag:
-            j, free, full = self._flag
-            for q, x in enumerate((free, full)):
-                self._blocked[j][q] += 0.1 * (min(abs(log(max(x,1e-4) / took)), 3.0) - self._blocked[j][q])
-            if took > 2 * free: terms = None
-        self._ttft_cal[kind].observe(took / raw, log(took/max(given.ttft_s-restore_s,1e-4)), missed=ttft_s>given.ttft_p90_s)
-        if terms is None: return
-        y = min(max(took, raw / _MOST_OFF), raw * _MOST_OFF)
-        self._ttft.observe(terms, y + offset, raw)
-
-    def observe_tpot(self, given, load, uncached, context, tpot_s):
-        mix, raw = self._tpot_mix(load, uncached, context)
-        self._tpot_cal.observe(tpot_s / mix, log(tpot_s/given.tpot_s), missed=tpot_s>given.tpot_p90_s)
-        if self._recent is None: self._recent = tpot_s
-        for i, x in enumerate((raw, self._recent)):
-            self._errs[i] += 0.05 * (min(abs(log(x / tpot_s)), 2.0) - self._errs[i])
-        self._recent += 0.05 * (min(tpot_s, 4 * self._recent) - self._recent)
-        y = min(max(tpot_s, raw / _MOST_OFF), raw * _MOST_OFF)
-        self._tpot.observe(self._tpot_terms(load, uncached, context), y, raw)
+    def observe_tpot(self, predicted: Prediction, output_tokens: int, decode_s: float) -> None:
+        """It made so many tokens, from the first to the last in so many seconds. What cannot be is ignored."""
+        if output_tokens < _LEAST_OUTPUT or not (isfinite(decode_s) and decode_s > 0.0):
+            return
+        tpot_s = max(decode_s / (output_tokens - 1), LEAST_TPOT_S)
+        self.tpot_errors.observe(predicted.tpot_s, predicted.tpot_p90_s, tpot_s)
+        self._tpot_margin.observe(tpot_s / predicted.tpot_s, missed=tpot_s > predicted.tpot_p90_s)
+        tokens = predicted.uncached + predicted.context
+        self._tpot_correction.observe(tpot_s / self._decode.estimate(predicted.load, tokens))
+        self._decode.observe(predicted.load, tokens, tpot_s)
 
     def observe_served(self, served: Served) -> None:
-        a, b, c, d, e = self._ttft.coefficients
-        decode = d + e * served.running_tokens if served.running else 0.0
-        believed = (1 + served.tokens / self._budget) * (a + decode) + b * served.tokens + c * served.pairs
-        blocked = not self._known and served.seconds > 3 * self.pace * believed and served.running > 0
-        if blocked:
-            self.room = self.room + 0.3 * (served.running_tokens - self.room) if self.room < inf else served.running_tokens
+        """What it got done in a stretch of time."""
+        self._path.served(served)
+
+
+def _bounded(seconds: float) -> float:
+    return max(seconds, LEAST_TPOT_S) if seconds < MOST_S else MOST_S  # also for what is no number
+
+
+class WorkerLatency:
+    """A worker's load and its model, kept in step: tell it what is sent and what comes, ask it what to expect.
+
+    Tickets are integers that only grow. Whatever is told of one that is not known (any more) changes nothing.
+    """
+
+    __slots__ = ("_firsts", "_load", "_predictions", "_sent", "model")
+
+    def __init__(self, fleet: FleetLatency | None = None, *, kv_tokens: float = inf) -> None:
+        """`fleet` is shared by the workers of one class; `kv_tokens` as in `LatencyModel`."""
+        self.model = LatencyModel(fleet, kv_tokens=kv_tokens)
+        self._load = WorkerLoad((fleet.prior if fleet else LatencyPrior()).step_tokens)
+        self._predictions: dict[int, tuple[Prediction, float, bool]] = {}  # ticket -> what was said, when, streams
+        self._firsts: dict[int, float] = {}  # ticket -> first token
+
+    def __len__(self) -> int:
+        return len(self._predictions)
+
+    def load(self, now: float) -> Load:
+        """What it has to do."""
+        self._load.presume(now, self.model.token_s)
+        return self._load.load(now, self.model.recent_tpot_s)
+
+    def predict(self, now: float, uncached: float, context: float = 0.0, restore_s: float = 0.0) -> Prediction:
+        """For one more request now; as `LatencyModel.predict`."""
+        return self.model.predict(self.load(now), uncached, context, restore_s)
+
+    def sent(self, ticket: int, predicted: Prediction, now: float, *, streams: bool = True) -> None:
+        """The request for which that was predicted went to it. Without a stream its first byte is also its last."""
+        self._predictions[ticket] = (predicted, now, streams)
+        self._load.sent(ticket, predicted.uncached, predicted.context, now, streams=streams)
+
+    def first_token(self, ticket: int, now: float) -> None:
+        """The first byte of an answer that is no error came."""
+        known = self._predictions.get(ticket)
+        if known is None or ticket in self._firsts:
             return
-        if served.running_tokens > self.room: self.room = served.running_tokens
-        took = min(max(served.seconds, believed / 4), believed * 4)
-        if not self._believed:
-            self._took = self._believed = _PACE_PRIOR * believed
-        self._took = self._took * _PACE_MEMORY + took
-        self._believed = self._believed * _PACE_MEMORY + believed
+        predicted, sent, streams = known
+        if not streams:
+            return
+        self._firsts[ticket] = now
+        served = self._load.first_token(ticket, now, self.model.recent_tpot_s)
+        if served is not None:
+            self.model.observe_served(served)
+        self.model.observe_ttft(predicted, now - sent)
+
+    def ended(self, ticket: int, now: float, output_tokens: int = 0) -> None:
+        """It is over: finished with so many tokens, or with 0 failed, cancelled or sent elsewhere."""
+        known = self._predictions.pop(ticket, None)
+        if known is None:
+            return
+        first = self._firsts.pop(ticket, None)
+        self._load.ended(ticket, output_tokens, now)
+        if first is not None:
+            self.model.observe_tpot(known[0], output_tokens, now - first)
