@@ -21,39 +21,42 @@ _LEAST_SPREAD: Final = 0.01
 _PRIOR_COUNT: Final = 10.0
 """So many observations of its own weigh as much as what the fleet has seen."""
 
+_NEW: Final = 32.0
+"""Of a worker known for longer only every fourth observation is told to the fleet."""
+
 
 class Correction:
     """By what to multiply a prediction so that half of what is measured is above it: the median, which one stall does
     not move.
     """
 
-    __slots__ = ("_bias", "_count", "_fleet", "_spread")
+    __slots__ = ("_bias", "_count", "_factor", "_fleet", "_spread")
 
     def __init__(self, fleet: Correction | None = None) -> None:
         """`fleet`'s is believed at first, and learns along."""
         self._fleet = fleet
         self._count = 0.0
         self._bias = 0.0
+        self._factor = 1.0
         self._spread = 0.25
 
     @property
-    def bias(self) -> float:
-        """Its logarithm."""
-        if self._fleet is None:
-            return self._bias
-        return _blend(self._count, self._bias, self._fleet.bias)
-
-    @property
     def factor(self) -> float:
-        """The factor, between 1/3 and 3."""
-        return exp(self.bias)
+        """Between 1/3 and 3; what is the fleet's, as of the last observation."""
+        if self._count or self._fleet is None:
+            return self._factor
+        return self._fleet.factor
 
     def observe(self, ratio: float) -> None:
         """Measured ÷ what would be predicted now without it; above 0."""
         off = min(max(log(ratio), -_MOST), _MOST)
         self._learn(off)
-        if self._fleet is not None:
-            self._fleet._learn(off)
+        bias, fleet = self._bias, self._fleet
+        if fleet is not None:
+            if _tells_fleet(self._count):
+                fleet.observe(ratio)
+            bias = _blend(self._count, bias, fleet._bias)
+        self._factor = exp(bias)
 
     def _learn(self, off: float) -> None:
         self._count += 1.0
@@ -70,7 +73,7 @@ class Margin:
     below lowers it by one, so that in the long run one in ten is above, whatever the distribution.
     """
 
-    __slots__ = ("_count", "_fleet", "_spread", "_width")
+    __slots__ = ("_count", "_factor", "_fleet", "_spread", "_width")
 
     def __init__(self, fleet: Margin | None = None) -> None:
         """`fleet`'s is believed at first, and learns along."""
@@ -78,22 +81,26 @@ class Margin:
         self._count = 0.0
         self._spread = 0.25
         self._width = 2.0
+        self._factor = exp(0.5)
 
     @property
     def factor(self) -> float:
-        """At least 1."""
-        width, spread = self._width, self._spread
-        if (fleet := self._fleet) is not None:
-            width = _blend(self._count, width, fleet._width)
-            spread = _blend(self._count, spread, fleet._spread)
-        return exp(width * spread)
+        """At least 1; what is the fleet's, as of the last observation."""
+        if self._count or self._fleet is None:
+            return self._factor
+        return self._fleet.factor
 
     def observe(self, ratio: float, *, missed: bool) -> None:
         """Measured ÷ predicted (above 0), as it was predicted then, and whether it was above the upper one."""
         off = min(abs(log(ratio)), 2.0 * _MOST)
         self._learn(off, missed)
-        if self._fleet is not None:
-            self._fleet._learn(off, missed)
+        width, spread, fleet = self._width, self._spread, self._fleet
+        if fleet is not None:
+            if _tells_fleet(self._count):
+                fleet.observe(ratio, missed=missed)
+            width = _blend(self._count, width, fleet._width)
+            spread = _blend(self._count, spread, fleet._spread)
+        self._factor = exp(width * spread)
 
     def _learn(self, off: float, missed: bool) -> None:  # noqa: FBT001 - private, and one caller says which it is
         self._count += 1.0
@@ -105,6 +112,10 @@ class Margin:
 
 def _blend(count: float, own: float, fleet: float) -> float:
     return fleet + (own - fleet) * count / (count + _PRIOR_COUNT)
+
+
+def _tells_fleet(count: float) -> bool:
+    return count < _NEW or count % 4 == 0
 
 
 class Errors:

@@ -1,6 +1,6 @@
 """Non-negative least squares that forgets, for a few physical terms: a few microseconds an observation.
 
-The coefficients follow by cyclic coordinate descent on the normal equations, a few sweeps each `_BATCH` observations
+The coefficients follow by cyclic coordinate descent on the normal equations, a few sweeps every few observations
 from where they were. That keeps them at or above 0, and what observations do not tell apart stays as it was.
 """
 
@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-_BATCH: Final = 8
+Batch = tuple[list[list[float]], list[float], int]
+"""Sums of products of terms, of terms and target, and of how many observations."""
+
+_FIRST_BATCH: Final = 4
+_BATCH: Final = 16
+_FIRST: Final = 64
+"""So many observations are taken in by small batches."""
 _SWEEPS: Final = 2
-_MEMORY: Final = 0.97
-"""Share of the past that is kept per batch: about the last 250 observations count."""
+_MEMORY: Final = 0.996
+"""Share of the past that each observation keeps: about the last 250 count."""
 _PRIOR_WEIGHT: Final = 24.0
 """So many observations of its own weigh as much as all that others have seen."""
 _STIFFNESS: Final = 1e-3
@@ -29,16 +35,25 @@ class Moments:
         self.targets = [0.0] * terms
         self.count = 0.0
 
-    def fold(self, columns: Sequence[Sequence[float]]) -> None:
-        """Take in a batch: a column for each term, and the target's last."""
-        target = columns[-1]
-        for i, column in enumerate(columns[:-1]):
-            row = self.products[i]
-            for j in range(i + 1):
-                row[j] = row[j] * _MEMORY + _dot(column, columns[j])
-                self.products[j][i] = row[j]
-            self.targets[i] = self.targets[i] * _MEMORY + _dot(column, target)
-        self.count = self.count * _MEMORY + len(target)
+    def add(self, batch: Batch) -> None:
+        """Take in a batch."""
+        products, targets, count = batch
+        kept = _MEMORY**count
+        for row, more in zip(self.products, products, strict=True):
+            row[:] = [old * kept + new for old, new in zip(row, more, strict=True)]
+        self.targets[:] = [old * kept + new for old, new in zip(self.targets, targets, strict=True)]
+        self.count = self.count * kept + count
+
+
+def _summed(rows: Sequence[Sequence[float]]) -> Batch:
+    """Rows of the terms and last the target."""
+    columns = list(zip(*rows, strict=True))
+    target = columns.pop()
+    products = [[0.0] * len(columns) for _ in columns]
+    for i, column in enumerate(columns):
+        for j in range(i + 1):
+            products[i][j] = products[j][i] = _dot(column, columns[j])
+    return products, [_dot(column, target) for column in columns], len(rows)
 
 
 class SharedFit:
@@ -51,9 +66,9 @@ class SharedFit:
         self.coefficients = list(coefficients)
         self.moments = Moments(len(self.coefficients))
 
-    def fold(self, columns: Sequence[Sequence[float]]) -> None:
+    def add(self, batch: Batch) -> None:
         """Take in a batch of one worker."""
-        self.moments.fold(columns)
+        self.moments.add(batch)
         _descend(self.coefficients, self.moments.products, self.moments.targets)
 
 
@@ -74,12 +89,12 @@ class Fit:
         to keep strays within bounds.
         """
         self._fresh.append((*[term / scale for term in terms], seconds / scale))
-        if len(self._fresh) < _BATCH:
+        if len(self._fresh) < (_BATCH if self._moments.count > _FIRST else _FIRST_BATCH):
             return
-        columns = list(zip(*self._fresh, strict=True))
+        batch = _summed(self._fresh)
         self._fresh.clear()
-        self._moments.fold(columns)
-        self._shared.fold(columns)
+        self._moments.add(batch)
+        self._shared.add(batch)
         if not self._own:
             self._own = True
             self.coefficients = list(self.coefficients)

@@ -65,15 +65,15 @@ class Estimate(NamedTuple):
 class Judges:
     """Which of two predictions does better, by the mean of |log error| of each; shared by a fleet."""
 
-    __slots__ = ("_errors",)
+    __slots__ = ("_errors", "_weight")
 
     def __init__(self) -> None:
         self._errors = [0.3, 0.3]
+        self._weight = 0.5
 
     def blend(self, first: float, second: float) -> float:
         """Between the two, nearer to the better one; both are above 0."""
-        mine, other = (error**_JUDGE_POWER for error in self._errors)
-        weight = other / (mine + other)
+        weight = self._weight
         return exp(weight * log(first) + (1.0 - weight) * log(second))
 
     def observe(self, first: float, second: float, measured: float) -> None:
@@ -81,6 +81,8 @@ class Judges:
         for i, said in enumerate((first, second)):
             error = min(abs(log(said / measured)), 3.0)
             self._errors[i] = max(self._errors[i] + _JUDGE_GAIN * (error - self._errors[i]), 0.01)
+        mine, other = (error**_JUDGE_POWER for error in self._errors)
+        self._weight = other / (mine + other)
 
 
 class PrefillPath:
