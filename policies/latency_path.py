@@ -30,6 +30,7 @@ _BLOCKED: Final = 3.0
 _PACE_MEMORY: Final = 0.9
 _PACE_PRIOR: Final = 4.0
 _MOST_STRETCH: Final = 4.0
+_MOST_PACE: Final = 100.0
 _JUDGE_GAIN: Final = 0.1
 _JUDGE_POWER: Final = 4
 
@@ -88,7 +89,7 @@ class Judges:
 class PrefillPath:
     """One worker's."""
 
-    __slots__ = ("_believed", "_judges", "_room_known", "_took", "budget", "fit", "room")
+    __slots__ = ("_done", "_judges", "_prior", "_room_known", "_stretches", "_took", "budget", "fit", "pace", "room")
 
     def __init__(self, shared: SharedFit, judges: tuple[Judges, Judges], budget: float, kv_tokens: float) -> None:
         """`judges`: of prompts that do not fit, behind others that are overdue, and not."""
@@ -98,18 +99,17 @@ class PrefillPath:
         self.room = inf
         """Tokens that its KV cache holds, in the measure in which they are counted here."""
         self._room_known = False
-        self._took = self._believed = 0.0
+        self.pace = 1.0
+        """How long it takes just now, over what the coefficients say."""
+        self._took = self._stretches = 0.0  # of the last stretches, newer ones counting more; and their terms:
+        self._done = [0.0] * 5
+        self._prior = _PACE_PRIOR
         self.hold(kv_tokens)
 
     def hold(self, kv_tokens: float) -> None:
         """Its KV cache holds so many tokens; infinite where not known, to find out."""
         self.room = kv_tokens
         self._room_known = kv_tokens < inf
-
-    @property
-    def pace(self) -> float:
-        """How long it takes just now, over what the coefficients say."""
-        return self._took / self._believed if self._believed else 1.0
 
     def estimate(self, load: Load, uncached: float, context: float) -> Estimate:
         """Until the first token of a prompt of so many uncached tokens after so many cached ones."""
@@ -156,15 +156,19 @@ class PrefillPath:
             return
         believed = estimate.seconds
         taught = min(max(seconds, believed / _MOST_OFF), believed * _MOST_OFF)
-        self.fit.observe(estimate.terms, taught + estimate.under_way_s, believed)
+        pace = self.pace**0.5  # the coefficients are those of a pace of 1, so that a change of pace does not blur them
+        self.fit.observe(estimate.terms, (taught + estimate.under_way_s) / pace, believed / pace)
+        self._set_pace()
 
     def served(self, served: Served) -> None:
         """Learn the pace, and how much the cache holds: what runs fits, and where the next one waited without work
         ahead, no more did.
         """
         a, b, c, d, e = self.fit.coefficients
-        decode = d + e * served.running_tokens if served.running else 0.0
-        believed = (1.0 + served.tokens / self.budget) * (a + decode) + b * served.tokens + c * served.pairs
+        steps = 1.0 + served.tokens / self.budget
+        decoding = steps if served.running else 0.0
+        terms = (steps, served.tokens, served.pairs, decoding, decoding * served.running_tokens)
+        believed = a * steps + b * served.tokens + c * served.pairs + decoding * (d + e * served.running_tokens)
         if believed <= 0.0:
             return
         held = served.running_tokens
@@ -176,8 +180,17 @@ class PrefillPath:
             self.room = held
         if late and held + served.waiting_tokens > self.room:
             return
-        if not self._believed:
-            self._took = self._believed = _PACE_PRIOR * believed
         took = min(max(served.seconds, believed / _MOST_STRETCH), believed * _MOST_STRETCH)
         self._took = self._took * _PACE_MEMORY + took
-        self._believed = self._believed * _PACE_MEMORY + believed
+        self._done = [old * _PACE_MEMORY + new for old, new in zip(self._done, terms, strict=True)]
+        self._stretches = self._stretches * _PACE_MEMORY + 1.0
+        self._prior *= _PACE_MEMORY
+        self._set_pace()
+
+    def _set_pace(self) -> None:
+        """From what the last stretches took and what the coefficients of now say of them."""
+        believed = sum([coefficient * term for coefficient, term in zip(self.fit.coefficients, self._done)])  # noqa: B905 - five each
+        if believed > 0.0:
+            known, prior = self._stretches, self._prior
+            ratio = min(max(self._took / believed, 1.0 / _MOST_PACE), _MOST_PACE)
+            self.pace = (known * ratio + prior) / (known + prior)
