@@ -135,11 +135,11 @@ class PrefillPath:
                 steps_ahead = step_tokens = step_pairs = elapsed = 0.0
         steps = 1.0 + tokens / budget
         own_s = pace * (steps * (a + decode) + b * tokens + c * pairs)
-        seconds = max(ahead_s + own_s, LEAST_S)
+        seconds = _bounded(ahead_s + own_s)
         lack = uncached + context + held + load.waiting_tokens - self.room
         if lack > 0.0 and released > 0.0 and (wait_s := lack / released) > ahead_s:
-            full_s = wait_s + own_s
-            blend = self._judges[overdue].blend(seconds, max(full_s, LEAST_S))
+            full_s = _bounded(wait_s + own_s)
+            blend = self._judges[overdue].blend(seconds, full_s)
             return Estimate(blend, Situation.ROOM, None, 0.0, overdue, seconds, full_s)
         decoding = (steps + (steps_ahead or 0.5)) if running else 0.0
         terms = (steps + steps_ahead, tokens + step_tokens, pairs + step_pairs, decoding, decoding * held)
@@ -194,3 +194,7 @@ class PrefillPath:
             known, prior = self._stretches, self._prior
             ratio = min(max(self._took / believed, 1.0 / _MOST_PACE), _MOST_PACE)
             self.pace = (known * ratio + prior) / (known + prior)
+
+
+def _bounded(seconds: float) -> float:
+    return max(seconds, LEAST_S) if seconds < MOST_S else MOST_S  # also for what is no number
