@@ -55,7 +55,7 @@ class Correction:
         if fleet is not None:
             if _tells_fleet(self._count):
                 fleet.observe(ratio)
-            bias = _blend(self._count, bias, fleet._bias)
+            bias = _blend(self._count, bias, fleet._bias)  # noqa: SLF001 - of its own kind
         self._factor = exp(bias)
 
     def _learn(self, off: float) -> None:
@@ -98,11 +98,11 @@ class Margin:
         if fleet is not None:
             if _tells_fleet(self._count):
                 fleet.observe(ratio, missed=missed)
-            width = _blend(self._count, width, fleet._width)
-            spread = _blend(self._count, spread, fleet._spread)
+            width = _blend(self._count, width, fleet._width)  # noqa: SLF001 - of its own kind
+            spread = _blend(self._count, spread, fleet._spread)  # noqa: SLF001 - of its own kind
         self._factor = exp(width * spread)
 
-    def _learn(self, off: float, missed: bool) -> None:  # noqa: FBT001 - private, and one caller says which it is
+    def _learn(self, off: float, missed: bool) -> None:
         self._count += 1.0
         gain = max(1.0 / (self._count + 1.0), _GAIN)
         self._spread = max(self._spread + gain * (off - self._spread), _LEAST_SPREAD)

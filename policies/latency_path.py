@@ -2,7 +2,7 @@
 
 The time is linear in a few terms: a per step, b per uncached token, c per attended pair, and for decoding beside it
 d per step and e per step and token of context. They are learnt from times to first token. How fast a worker goes just
-now, its pace, is told by how long each stretch of prefill took, which is known long before those behind it are answered.
+now, its pace, is told by how long each stretch of prefill took, long before those behind it are answered.
 
 A request may also wait because the KV cache is full; then it is those that finish who make room. Whether prompts that
 do not fit wait is not certain from outside (running requests share prefixes, and prompts come in pieces), so both
@@ -156,7 +156,9 @@ class PrefillPath:
             return
         believed = estimate.seconds
         taught = min(max(seconds, believed / _MOST_OFF), believed * _MOST_OFF)
-        pace = self.pace**0.5  # the coefficients are those of a pace of 1, so that a change of pace does not blur them
+        # Half of a change of pace is kept from the coefficients, so that it does not blur them for long. All of it
+        # would leave nothing to tell which part of the seconds is pace and which coefficient.
+        pace = self.pace**0.5
         self.fit.observe(estimate.terms, (taught + estimate.under_way_s) / pace, believed / pace)
         self._set_pace()
 
@@ -180,7 +182,8 @@ class PrefillPath:
             self.room = held
         if late and held + served.waiting_tokens > self.room:
             return
-        took = min(max(served.seconds, believed / _MOST_STRETCH), believed * _MOST_STRETCH)
+        usual = self.pace * believed
+        took = min(max(served.seconds, usual / _MOST_STRETCH), usual * _MOST_STRETCH)
         self._took = self._took * _PACE_MEMORY + took
         self._done = [old * _PACE_MEMORY + new for old, new in zip(self._done, terms, strict=True)]
         self._stretches = self._stretches * _PACE_MEMORY + 1.0

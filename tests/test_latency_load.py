@@ -91,7 +91,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.ticket = 0
 
     @rule(uncached=st.integers(1, 10_000), context=st.integers(0, 10_000), streams=st.booleans())
-    def send(self, uncached: int, context: int, streams: bool) -> None:  # noqa: FBT001 - drawn by name
+    def send(self, uncached: int, context: int, streams: bool) -> None:
         self.ticket += 1
         self.worker.sent(self.ticket, uncached, context, self.now, streams=streams)
         self.waiting[self.ticket] = (uncached, context)

@@ -191,11 +191,12 @@ def test_also_for_what_makes_no_sense(uncached: float, context: float) -> None:
     check_sane(TAUGHT.model.predict(Load(step_tokens=1e300, step_pairs=1e308, waiting=3), uncached, context))
 
 
-@given(LOADS, SIZES, SIZES, st.sampled_from(GROWING), SIZES, st.booleans())
+@given(LOADS, st.tuples(SIZES, SIZES), st.sampled_from(GROWING), SIZES, st.booleans())
 def test_more_work_never_takes_less_time(
-    load: Load, uncached: float, context: float, field: str, more: float, cold: bool
+    load: Load, prompt: tuple[float, float], field: str, more: float, cold: bool
 ) -> None:
     model = (COLD if cold else TAUGHT).model
+    uncached, context = prompt
     before = model.predict(load, uncached, context)
     for after in (
         model.predict(load._replace(**{field: getattr(load, field) + more}), uncached, context),

@@ -1,4 +1,4 @@
-"""Predictions beside simulated engines under the gateway's own routing, in virtual time: exact, and no clock is read."""
+"""Predictions beside simulated engines under the gateway's own routing, in virtual time: exact, no clock read."""
 
 from __future__ import annotations
 
