@@ -46,6 +46,8 @@ class Load(NamedTuple):
     """Uncached tokens per second that it prefilled of late."""
     step_rate: float = 0.0
     """Steps per second, of late, that prefilled something."""
+    since_step_s: float = inf
+    """Since a step was last seen to end, by a first token or by the end of an answer."""
 
 
 class Served(NamedTuple):
@@ -77,7 +79,7 @@ class WorkerLoad:
     Whatever is told of a ticket that is not known (any more) changes nothing.
     """
 
-    __slots__ = ("_answered_at", "_answered_sum", "_began", "_behind_pairs", "_behind_tokens", "_budget",
+    __slots__ = ("_answered_at", "_answered_sum", "_began", "_began_before", "_behind_pairs", "_behind_tokens", "_budget", "_ended_at",
                  "_held_running", "_held_waiting", "_late_at", "_late_from", "_pairs", "_prefilled", "_released",
                  "_running", "_steps", "_stretch", "_tokens", "_unary", "_waiting")  # fmt: skip
 
@@ -90,6 +92,8 @@ class WorkerLoad:
         self._tokens = self._pairs = self._behind_tokens = self._behind_pairs = 0.0
         self._began = 0.0
         self._answered_at = -inf
+        self._ended_at = -inf  # of the last step that was seen to end
+        self._began_before = 0.0
         self._stretch: Served | None = None
         self._held_waiting = self._held_running = self._answered_sum = 0.0
         self._late_at = self._prefilled = self._steps = self._released = 0.0
@@ -118,6 +122,7 @@ class WorkerLoad:
             self._released * per_second,
             self._prefilled * per_second,
             self._steps * per_second,
+            now - self._ended_at,
         )
 
     def sent(self, ticket: int, uncached: float, context: float, now: float, *, streams: bool = True) -> None:
@@ -143,6 +148,9 @@ class WorkerLoad:
         if ticket not in self._waiting or ticket in self._unary:
             self.ended(ticket, 0.0, now)
             return None
+        if now - self._ended_at <= SAME_STEP_S and self._began_before < self._began:
+            self._began = self._began_before  # an answer that ended with the same step was told first
+        self._ended_at = now
         tokens, pairs = self._answered(ticket, now)
         for earlier in [unary for unary in self._unary if unary < ticket]:
             more_tokens, more_pairs = self._answered(earlier, now)
@@ -189,6 +197,17 @@ class WorkerLoad:
                 self._held_running = self._answered_sum = 0.0
             self._fade(now)
             self._released += request.held + output_tokens
+            if output_tokens > 0:
+                self._step_ended(now)
+
+    def _step_ended(self, now: float) -> None:
+        """An answer ended, and with it a step. What waits and fits into one step was not in that one: it is now."""
+        if now - self._ended_at > SAME_STEP_S:
+            self._ended_at = now
+            self._began_before = self._began
+            if self._waiting and self._tokens - self._behind_tokens <= self._budget:
+                self._began = now
+                self._behind_tokens = self._behind_pairs = 0.0
 
     def _answered(self, ticket: int, now: float) -> tuple[float, float]:
         request = self._take(ticket)

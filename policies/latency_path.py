@@ -121,8 +121,12 @@ class PrefillPath:
         steps_ahead = 0.0
         overdue = False
         ahead_s = least = 0.5 * pace * decode
+        phase = 0.5
         if not waiting:
             step_tokens = step_pairs = elapsed = 0.0
+            if load.since_step_s < 2.0 * least:  # how far the step under way has come
+                ahead_s = 2.0 * least - load.since_step_s
+                phase = 0.5 * ahead_s / least
         elif elapsed < SAME_STEP_S:  # it joins them
             tokens, pairs = tokens + step_tokens, pairs + step_pairs
             step_tokens = step_pairs = elapsed = 0.0
@@ -141,7 +145,7 @@ class PrefillPath:
             full_s = _bounded(wait_s + own_s)
             blend = self._judges[overdue].blend(seconds, full_s)
             return Estimate(blend, Situation.ROOM, None, 0.0, overdue, seconds, full_s)
-        decoding = (steps + (steps_ahead or 0.5)) if running else 0.0
+        decoding = (steps + (steps_ahead or phase)) if running else 0.0
         terms = (steps + steps_ahead, tokens + step_tokens, pairs + step_pairs, decoding, decoding * held)
         situation = Situation.IDLE
         if waiting:
