@@ -79,9 +79,10 @@ class WorkerLoad:
     Whatever is told of a ticket that is not known (any more) changes nothing.
     """
 
-    __slots__ = ("_answered_at", "_answered_sum", "_began", "_began_before", "_behind_pairs", "_behind_tokens", "_budget", "_ended_at",
-                 "_held_running", "_held_waiting", "_late_at", "_late_from", "_pairs", "_prefilled", "_released",
-                 "_running", "_steps", "_stretch", "_tokens", "_unary", "_waiting")  # fmt: skip
+    __slots__ = ("_answered_at", "_answered_sum", "_began", "_began_before", "_behind_pairs", "_behind_tokens",
+                 "_budget", "_ended_at", "_held_running", "_held_waiting", "_late_at", "_late_from", "_pairs",
+                 "_prefilled", "_released", "_running", "_steps", "_stretch", "_tokens", "_unary",
+                 "_waiting")  # fmt: skip
 
     def __init__(self, budget: float = 8_192.0) -> None:
         """`budget`: tokens that one of its steps computes at most."""

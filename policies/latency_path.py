@@ -122,14 +122,14 @@ class PrefillPath:
         overdue = False
         ahead_s = least = 0.5 * pace * decode
         phase = 0.5
-        if not waiting:
-            step_tokens = step_pairs = elapsed = 0.0
-            if load.since_step_s < 2.0 * least:  # how far the step under way has come
-                ahead_s = 2.0 * least - load.since_step_s
-                phase = 0.5 * ahead_s / least
-        elif elapsed < SAME_STEP_S:  # it joins them
+        since = max(load.since_step_s, 0.0)
+        if waiting == 0 or elapsed < SAME_STEP_S or elapsed < since < 2.0 * least:
+            # It joins what waits, if anything does: their step has not begun, or only just.
             tokens, pairs = tokens + step_tokens, pairs + step_pairs
             step_tokens = step_pairs = elapsed = 0.0
+            if since < 2.0 * least:
+                ahead_s = 2.0 * least - since
+                phase = 0.5 * ahead_s / least
         else:
             steps_ahead = 1.0 + step_tokens / budget
             ahead_s = pace * (steps_ahead * (a + decode) + b * step_tokens + c * step_pairs) - elapsed

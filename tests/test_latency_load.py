@@ -65,6 +65,46 @@ def test_a_head_that_goes_away_lets_the_next_begin() -> None:
     assert (load.step_tokens, load.behind_tokens, load.elapsed_s, load.waiting) == (100, 0, 0.5, 1)
 
 
+def test_an_answer_that_ends_shows_the_end_of_a_step() -> None:
+    """What waits was not in that step, as it has no first token: it is in the next one, together."""
+    worker = WorkerLoad(budget=1_000)
+    worker.sent(1, 10, 0, 0.0)
+    worker.first_token(1, 0.1, TPOT)
+    worker.sent(2, 300, 0, 1.0)
+    worker.sent(3, 200, 0, 1.01)
+    assert worker.load(1.02, TPOT).behind_tokens == 200
+    worker.ended(1, 5, 1.02)
+    load = worker.load(1.03, TPOT)
+    assert (load.step_tokens, load.behind_tokens) == (500, 0)
+    assert (load.elapsed_s, load.since_step_s) == (pytest.approx(0.01), pytest.approx(0.01))
+
+
+def test_a_prompt_of_several_steps_keeps_its_progress() -> None:
+    worker = WorkerLoad(budget=1_000)
+    worker.sent(1, 10, 0, 0.0)
+    worker.first_token(1, 0.1, TPOT)
+    worker.sent(2, 3_000, 0, 1.0)
+    worker.ended(1, 5, 1.5)
+    load = worker.load(2.0, TPOT)
+    assert (load.elapsed_s, load.since_step_s) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("end_first", [False, True])
+def test_what_a_step_tells_may_come_in_any_order(*, end_first: bool) -> None:
+    worker = WorkerLoad()
+    worker.sent(1, 10, 0, 0.0)
+    worker.first_token(1, 0.1, TPOT)
+    worker.sent(2, 300, 0, 1.0)
+    if end_first:
+        worker.ended(1, 5, 2.0)
+    worker.first_token(2, 2.0, TPOT)
+    worker.ended(1, 5, 2.0)
+    worker.sent(3, 10, 0, 5.0)
+    served = worker.first_token(3, 6.0, TPOT)
+    assert served is not None
+    assert (served.seconds, served.tokens) == (1.0, 300)
+
+
 def test_rates_of_late() -> None:
     worker = WorkerLoad(budget=1_000)
     for i in range(400):

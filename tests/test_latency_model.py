@@ -34,6 +34,7 @@ LOADS = st.builds(
     release_rate=SIZES,
     prefill_rate=SIZES,
     step_rate=st.floats(0.0, 1e4),
+    since_step_s=st.just(inf),
 )
 GROWING = (
     "step_tokens", "step_pairs", "behind_tokens", "behind_pairs", "running_tokens", "waiting_tokens",
@@ -82,6 +83,16 @@ def test_what_comes_together_shares_a_step() -> None:
     model = LatencyModel(FleetLatency(PRIOR))
     together = model.predict(Load(step_tokens=1_000.0, waiting=1, elapsed_s=0.0), 500.0)
     assert together.ttft_s == pytest.approx(model.predict(Load(), 1_500.0).ttft_s)
+
+
+def test_the_step_that_decodes_is_waited_for() -> None:
+    model = LatencyModel(FleetLatency(PRIOR))
+    load = Load(running=1, running_tokens=100.0)
+    own = 0.01 * (1 + 1_000 / 8_192) + 0.02 * (1 + 1_000 / 8_192) + 0.1
+    assert model.predict(load, 1_000.0).ttft_s == pytest.approx(own + 0.5 * 0.02)
+    assert model.predict(load._replace(since_step_s=0.005), 1_000.0).ttft_s == pytest.approx(own + 0.015)
+    joined = load._replace(since_step_s=0.015, waiting=1, step_tokens=500.0, elapsed_s=0.01)
+    assert model.predict(joined, 500.0).ttft_s == pytest.approx(own + 0.005), "its step has not begun"
 
 
 def test_it_learns_its_worker() -> None:
@@ -180,10 +191,13 @@ def check_sane(predicted: Prediction) -> None:
     assert predicted.tpot_s <= predicted.tpot_p90_s
 
 
-@given(LOADS, SIZES, SIZES, st.floats(0.0, 1e5), st.booleans())
-def test_always_a_number_above_0(load: Load, uncached: float, context: float, restore: float, cold: bool) -> None:
-    worker = COLD if cold else TAUGHT
-    check_sane(worker.model.predict(load, uncached, context, restore))
+@given(LOADS, st.tuples(SIZES, SIZES), st.floats(0.0, 1e5), st.floats(0.0, 0.1), st.booleans())
+def test_always_a_number_above_0(
+    load: Load, prompt: tuple[float, float], restore: float, since: float, cold: bool
+) -> None:
+    model = (COLD if cold else TAUGHT).model
+    check_sane(model.predict(load, *prompt, restore))
+    check_sane(model.predict(load._replace(since_step_s=since), *prompt, restore))
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
@@ -195,6 +209,7 @@ def test_also_for_what_makes_no_sense(uncached: float, context: float) -> None:
 def test_more_work_never_takes_less_time(
     load: Load, prompt: tuple[float, float], field: str, more: float, cold: bool
 ) -> None:
+    """Where nobody saw when the step under way began: a longer one that did may be nearer to its end."""
     model = (COLD if cold else TAUGHT).model
     uncached, context = prompt
     before = model.predict(load, uncached, context)
