@@ -76,7 +76,7 @@ def test_an_answer_that_ends_shows_the_end_of_a_step() -> None:
     worker.ended(1, 5, 1.02)
     load = worker.load(1.03, TPOT)
     assert (load.step_tokens, load.behind_tokens) == (500, 0)
-    assert (load.elapsed_s, load.since_step_s) == (pytest.approx(0.01), pytest.approx(0.01))
+    assert load.elapsed_s == load.since_step_s == pytest.approx(0.01)
 
 
 def test_a_prompt_of_several_steps_keeps_its_progress() -> None:
