@@ -17,8 +17,8 @@ _BATCH: Final = 16
 _FIRST: Final = 64
 """So many observations are taken in by small batches."""
 _SWEEPS: Final = 2
-_MEMORY: Final = 0.996
-"""Share of the past that each observation keeps: about the last 250 count."""
+_MEMORY: Final = 0.99
+"""Share of the past that each observation keeps: about the last hundred count."""
 _PRIOR_WEIGHT: Final = 24.0
 """So many observations of its own weigh as much as all that others have seen."""
 _STIFFNESS: Final = 1e-3
@@ -26,7 +26,7 @@ _STIFFNESS: Final = 1e-3
 
 
 class Moments:
-    """Sums of products of terms, and of terms and target, over the last few hundred observations."""
+    """Sums of products of terms, and of terms and target, over about the last hundred observations."""
 
     __slots__ = ("count", "products", "targets")
 
