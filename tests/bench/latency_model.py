@@ -1,0 +1,164 @@
+"""How well times to first token and per output token are predicted, on simulated engines in virtual time, near and
+above saturation, beside what the gateway's queue alone would say; how soon a slower worker is known; and what it costs.
+
+`python -m tests.bench latency_model` takes about two minutes. The first 500 requests, or a third of fewer,
+are not counted. `--azure FILE` and `--mooncake FILE` take the whole
+recordings instead of the slices in `tests/data`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from backends.simulated.engine import EngineConfig
+from gateway.replay.arrival import Arrival
+from gateway.replay.traces import read_trace
+from policies.latency_model import FleetLatency, WorkerLatency
+from tests.latency_replay import Judged, capacity_speed, judged, predictions, requests, slowed, spread
+
+DATA: Final = Path(__file__).parents[1] / "data"
+LOADS: Final = (0.5, 0.8, 1.0, 1.3)
+_MOONCAKE: Final = EngineConfig(blocks=20_000, block_size=512, max_model_len=200_000)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A trace, and the fleet that it goes to."""
+
+    arrivals: Sequence[Arrival]
+    engine: EngineConfig
+    workers: int
+
+
+def workloads(options: argparse.Namespace) -> dict[str, Workload]:
+    """By name."""
+    azure = read_trace(options.azure, options.limit)
+    mooncake = read_trace(options.mooncake, options.limit)
+    agents = read_trace(options.agents, options.limit and options.limit // 2, session_gap=20.0, max_pause=30.0)
+    long = EngineConfig(blocks=16_384, block_size=64, max_model_len=2_000_000)
+    return {
+        "Azure": Workload(azure, EngineConfig(), 4 if len(azure) >= 1_000 else 1),
+        "Mooncake, spread": Workload(spread(mooncake), _MOONCAKE, 4),
+        "Mooncake, in bursts": Workload(mooncake, _MOONCAKE, 4),
+        "agent sessions": Workload(agents, long, 8),
+    }
+
+
+def main() -> None:
+    """Run everything and print three tables."""
+    options = _options()
+    console = Console(width=110)
+    named = workloads(options)
+    found: dict[str, dict[float, Future[Judged]]] = {}
+    with ProcessPoolExecutor(options.processes) as pool:
+        speeds = {
+            name: pool.submit(capacity_speed, one.arrivals, workers=one.workers, engine=one.engine)
+            for name, one in named.items()
+        }
+        for name, one in named.items():
+            full = speeds[name].result()
+            found[name] = {load: pool.submit(_judged, one, load * full) for load in LOADS}
+        results = {name: {load: each.result() for load, each in row.items()} for name, row in found.items()}
+    console.print(_errors_table(results))
+    console.print(_slowed_table())
+    console.print(_costs_table())
+    if options.json:
+        document = {name: {str(load): asdict(one) for load, one in row.items()} for name, row in results.items()}
+        Path(options.json).write_text(json.dumps(document, indent=1))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--azure", default=DATA / "arrivals/azure_conv_300.csv")
+    parser.add_argument("--mooncake", default=DATA / "traces/mooncake_conversation_2000.jsonl.xz")
+    parser.add_argument("--agents", default=DATA / "traces/agent_sessions_60.compact.jsonl.xz")
+    parser.add_argument("--limit", type=int, default=4_000, help="requests of each trace; of agents half as many")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="replays at once; results do not differ")
+    parser.add_argument("--json", metavar="FILE")
+    return parser.parse_args()
+
+
+def _judged(one: Workload, speed: float) -> Judged:
+    rows = requests(one.arrivals, workers=one.workers, engine=one.engine, speed=speed)
+    said = predictions(rows, kv_tokens=one.engine.blocks * one.engine.block_size)
+    return judged(rows, said, warm_up=min(500, len(rows) // 3))
+
+
+def _errors_table(results: dict[str, dict[float, Judged]]) -> Table:
+    table = Table(title="Mean absolute percentage error, and share at or below the predicted P90")
+    for column in ("trace", "load", "requests", "TTFT", "queue ÷ rate", "P90", "TPOT", "P90", "TTFT by situation"):
+        table.add_column(column, justify="left" if column in {"trace", "TTFT by situation"} else "right")
+    for name, row in results.items():
+        for load, one in row.items():
+            kinds = ", ".join(f"{kind} {error:.0%} of {n:,}" for kind, (n, error, _) in one.by_situation.items())
+            table.add_row(
+                name, f"{load:g}", f"{one.n:,}", f"{one.ttft:.1%}", f"{one.naive_ttft:.1%}", f"{one.ttft_p90:.1%}",
+                f"{one.tpot:.1%}", f"{one.tpot_p90:.1%}", kinds,
+            )  # fmt: skip
+    return table
+
+
+def _slowed_table() -> Table:
+    table = Table(title="One worker becomes slower after 500 requests: TTFT error by requests since")
+    windows = ((-100, 0), (0, 10), (10, 20), (20, 40), (40, 80), (80, 200))
+    table.add_column("slower by")
+    for start, stop in windows:
+        table.add_column(f"{start} to {stop}", justify="right")
+    for factor in (0.5, 1.5, 2.0, 4.0):
+        pairs = slowed(per_second=4.0, before=500, after=200, factor=factor)
+        errors = [abs(said / measured - 1.0) for said, measured in pairs]
+        table.add_row(f"{factor:g} ×", *(f"{fmean(errors[500 + a : 500 + b]):.1%}" for a, b in windows))
+    return table
+
+
+def _costs_table() -> Table:
+    worker = WorkerLatency(FleetLatency(), kv_tokens=1e6)
+    count = 20_000
+    predict = _cpu_us(lambda i: worker.predict(i * 0.1, 1_000.0, 200.0), count)
+    said = worker.predict(0.0, 1_000.0, 200.0)
+
+    def whole(i: int) -> None:
+        worker.sent(i, said, i * 0.1)
+        worker.first_token(i, i * 0.1 + 0.05)
+        worker.ended(i, i * 0.1 + 1.0, 50)
+
+    load = worker.load(0.0)
+    model = worker.model
+    table = Table(title="CPU µs a call (this thread's time)")
+    for column in ("predict", "of which the model", "observe TTFT", "observe TPOT", "sent, first token and end"):
+        table.add_column(column, justify="right")
+    table.add_row(
+        f"{predict:.1f}",
+        f"{_cpu_us(lambda _: model.predict(load, 1_000.0, 200.0), count):.1f}",
+        f"{_cpu_us(lambda i: model.observe_ttft(said, 0.05 + i % 7 * 0.001), count):.1f}",
+        f"{_cpu_us(lambda i: model.observe_tpot(said, 50, 1.0 + i % 7 * 0.01), count):.1f}",
+        f"{_cpu_us(whole, count):.1f}",
+    )
+    return table
+
+
+def _cpu_us(call: Callable[[int], object], count: int) -> float:
+    """The least of five rounds: others use the machine too."""
+    rounds = []
+    for _ in range(5):
+        start = time.thread_time()
+        for i in range(count):
+            call(i)
+        rounds.append((time.thread_time() - start) / count * 1e6)
+    return min(rounds)
+
+
+if __name__ == "__main__":
+    main()
