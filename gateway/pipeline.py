@@ -18,6 +18,7 @@ from backends.fleet_worker import Worker
 from backends.upstream_pool import UpstreamPool
 from backends.upstream_request import WorkerAccess, render_request
 from cache.prefix_index import PrefixIndex
+from gateway import tenant_gate
 from gateway.api_error import ApiError
 from gateway.calls import read_call
 from gateway.dialects.anthropic import ANTHROPIC
@@ -32,6 +33,7 @@ from gateway.reader_table import ReaderTable
 from gateway.request_record import Observer, Outcome
 from gateway.routes import RouteTable, dialect_of
 from gateway.telemetry.trace_context import TraceContext
+from gateway.tenancy import Tenancy
 from policies import ejection
 from policies.retry_budget import RetryBudget
 from policies.routing import Needs
@@ -64,6 +66,10 @@ class Target(Protocol):
     pool: UpstreamPool
     access: WorkerAccess
 
+    @property
+    def takes_salt(self) -> bool:
+        """Does it take the salts of tenants?"""
+
 
 class RequestPipeline:
     """The life of a request. One instance serves all of them; what belongs to one request is in its exchange."""
@@ -89,6 +95,7 @@ class RequestPipeline:
         self.readers = readers
         self.rules = rules
         self.observers = tuple(observers)
+        self.tenancy: Tenancy | None = None  # None where nobody is asked for a key
         self.trace: Callable[[bytes | None], TraceContext] | None = None  # None where no spans are made
         self._targets = targets
         self._index = index
@@ -121,6 +128,9 @@ class RequestPipeline:
 
     def _begin(self, exchange: Exchange) -> None:
         head = exchange.head
+        tenancy = self.tenancy
+        tenant = None if tenancy is None else tenant_gate.identify(exchange, tenancy)
+        may_use = None if tenant is None else tenant.may_use
         try:
             route = self.routes.find(head.path, head.method)
         except ApiError:
@@ -130,22 +140,30 @@ class RequestPipeline:
         if route.answered_here:
             anthropic = speaks_anthropic(head.fields)
             exchange.dialect = ANTHROPIC if anthropic else OPENAI
-            answer = own_answer(route.kind, head.path, self.fleet, anthropic=anthropic, aliases=self.rules.aliases)
+            aliases = self.rules.aliases
+            answer = own_answer(
+                route.kind, head.path, self.fleet, anthropic=anthropic, aliases=aliases, may_use=may_use
+            )
             exchange.respond(200, answer)
             return
         call = exchange.call = read_call(route, exchange.body, head.path)
         exchange.repeatable = route.idempotent
-        alias = self.rules.aliases.get(call.model) if call.model is not None else None
+        named = call.model
+        alias = self.rules.aliases.get(named) if named is not None else None
         if alias is not None:
             call.model = alias
             exchange.body = renamed(exchange.body, alias)
+        if tenant is not None:
+            tenant_gate.check_model(exchange, call, tenant, named)
         if not call.may_go_anywhere:
-            call.model = served_model(self.fleet, call.model)
+            call.model = served_model(self.fleet, call.model, may_use)
         record = exchange.record
         record.kind = route.kind.value
         record.dialect = route.dialect.name
         record.model = call.model
         record.streams = call.streams
+        if tenant is not None:
+            tenant_gate.admit(exchange, call, tenant, self._loop.time())
         self.placement.recognise(exchange)
         if self.placement.needs is _PREFIXES and call.has_prompt:
             self._read_prompt(exchange)
@@ -219,13 +237,16 @@ class RequestPipeline:
     def _send(self, exchange: Exchange, worker: Worker, target: Target, *, fresh: bool = False) -> None:
         exchange.attempts += not fresh  # a second try on the same worker is not another attempt
         head = exchange.head
+        salting = exchange.salting
+        # With tenants the client's key is for this gateway alone.
+        credentials = target.access.lines(head) if exchange.tenant is None else target.access.own
         request = render_request(
             head,
-            exchange.body,
+            exchange.body if salting is None or not target.takes_salt else salting.into(exchange.body),
             host=worker.authority,
             request_id=exchange.request_id,
             via=self._via,
-            credentials=target.access.lines(head),
+            credentials=credentials,
             forwarded=exchange.client.forwarded_fields(head),
             traceparent=None if exchange.record.trace is None else exchange.record.trace.traceparent,
         )
@@ -337,6 +358,8 @@ class RequestPipeline:
         now = exchange.record.finished_at = self._loop.time()
         self.live.discard(exchange)
         self._release(exchange, now)
+        if exchange.ticket is not None:
+            tenant_gate.release(exchange, now)
         if exchange.retrying is not None:
             exchange.retrying.give_back()
         if exchange.failed:

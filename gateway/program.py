@@ -46,6 +46,7 @@ from gateway.telemetry.exposition import make_registry
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.span_export import SpanExport
 from gateway.telemetry.trace_context import trace_of
+from gateway.tenant_assembly import tenancy_of
 from gateway.tls import ServerTls
 from gateway.token_memory import TokenMemory
 from gateway.watchdog import Watchdog
@@ -66,7 +67,7 @@ class Program:
     """The gateway. Make it within a running loop; `start`, later `close`."""
 
     def __init__(self, config: Config) -> None:
-        """Raises TokenizerError or TlsError where files cannot be used."""
+        """Raises TokenizerError, TlsError or ConfigError where files cannot be used."""
         self.config = config
         self.loop = asyncio.get_running_loop()
         self.started = False
@@ -104,6 +105,7 @@ class Program:
             via=self._via,
             rules=assembly.rules(config),
         )
+        self.pipeline.tenancy = tenancy_of(config, self.loop.time())
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
         self.recent = RecentRequests(config.admin.requests_kept)
@@ -164,7 +166,7 @@ class Program:
         """Put another configuration in place of the one in force; returns the settings that need a restart.
 
         Raises:
-            TokenizerError, TlsError, StoppingError: Nothing was changed.
+            TokenizerError, TlsError, ConfigError, StoppingError: Nothing was changed.
         """
         tokenizers: dict[Model, Tokenizer] = {}
         for model in config.models:
@@ -179,11 +181,17 @@ class Program:
         if config.listen.tls is not None and config.listen.tls != self.config.listen.tls:
             ServerTls(config.listen.tls)  # else the restart that it waits for would fail
         spans = self.spans if _same_collector(self.config, config) else self._exporter(config)
+        tenancy = tenancy_of(config, self.loop.time(), before=self.pipeline.tenancy)
         if self.stopping:
             raise StoppingError("the gateway is stopping")
         restart = _needs_restart(self.config, config)
         self._put_in_force(config, tokenizers, specs, spans)
+        self.pipeline.tenancy = tenancy
         return restart
+
+    def take_up_keys(self) -> None:
+        """Read the tenants' keys anew. Raises ConfigError where nothing was changed."""
+        self.pipeline.tenancy = tenancy_of(self.config, self.loop.time(), before=self.pipeline.tenancy)
 
     def _put_in_force(
         self, config: Config, tokenizers: dict[Model, Tokenizer], specs: list[WorkerSpec], spans: SpanExport | None

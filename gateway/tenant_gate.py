@@ -1,0 +1,122 @@
+"""What becomes of a request because of whose it is: let in or refused, salted, counted, and counted out again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from gateway.api_error import ApiError
+from gateway.dialects.anthropic import ANTHROPIC
+from gateway.dialects.openai import OPENAI
+from gateway.model_rewrite import splice_of
+from gateway.own_answers import speaks_anthropic
+from gateway.prompt_text import amount
+from gateway.request_caps import check_caps
+from gateway.routes import dialect_of
+from policies.tenant import Caps
+
+if TYPE_CHECKING:
+    from gateway.calls import Call
+    from gateway.exchange import Exchange
+    from gateway.tenancy import Tenancy, Tenant
+
+_OPEN_PATH: Final = b"/health"
+"""Asked by load balancers, who have no key; it tells nothing of any tenant."""
+_CHARS_PER_TOKEN: Final = 4
+_FIRST_ERROR_STATUS: Final = 400
+_SALT: Final = "cache_salt"
+_NO_CAPS: Final = Caps()
+
+
+def identify(exchange: Exchange, tenancy: Tenancy) -> Tenant | None:
+    """Find out whose request it is; None for the one path that anybody may ask.
+
+    Raises:
+        ApiError: 401 without the key of a tenant, 403 for a path that it may not use.
+    """
+    head = exchange.head
+    if head.path == _OPEN_PATH:
+        return None
+    dialect = dialect_of(head.path)
+    if dialect is OPENAI and speaks_anthropic(head.fields):
+        dialect = ANTHROPIC
+    exchange.dialect = dialect
+    tenant = exchange.tenant = tenancy.authenticate(head, anthropic=dialect is ANTHROPIC)
+    exchange.policy = tenant.rules.policy
+    exchange.record.tenant = tenant.name
+    tenant.check_path(head.path)
+    return tenant
+
+
+def check_model(exchange: Exchange, call: Call, tenant: Tenant, named: str | None) -> None:
+    """Raises ApiError, 403, for a model that the tenant may not use: `named` by the client, `call.model` as the workers
+    know it.
+    """
+    if named is None or call.model is None:
+        if call.may_go_anywhere and exchange.body and tenant.rules.models is not None:
+            # Of what is passed through a worker may read more than is read here.
+            message = "This request names no model that is seen here, and this key may use some models only."
+            raise ApiError(403, message, code="model_not_allowed")
+    elif not (tenant.may_use(named) or tenant.may_use(call.model)):
+        message = f"This key may not use the model `{named[:200]}`."
+        raise ApiError(403, message, param="model", code="model_not_allowed")
+
+
+def admit(exchange: Exchange, call: Call, tenant: Tenant, now: float) -> None:
+    """Hold a request whose model is known to its tenant's caps and rates, and give it the tenant's salt.
+
+    Raises:
+        ApiError: 400 for what asks for more than it may, 429 where a rate is used up. Nothing was counted.
+    """
+    policy = exchange.policy = tenant.policy(call.model)
+    if policy.caps != _NO_CAPS and call.generates:
+        _cap(exchange, call, policy.caps)
+    if call.has_prompt:
+        _give_salt(exchange, call, tenant)
+    tokens = max(amount(call.fields).chars // _CHARS_PER_TOKEN, 1) if call.has_prompt else 0
+    try:
+        ticket = exchange.ticket = tenant.admit(call.model, tokens, now)
+    finally:
+        exchange.rate_fields = tenant.rate_fields(call.model, now)
+    exchange.counts_events = ticket.metered
+
+
+def release(exchange: Exchange, now: float) -> None:
+    """The request is over: whatever it held is free again, and what it used is charged."""
+    ticket = exchange.ticket
+    if ticket is None:
+        return
+    exchange.ticket = None
+    used = exchange.record.charged_tokens = _used(exchange, ticket.tokens)
+    ticket.end(used, now)
+
+
+def _used(exchange: Exchange, estimate: int) -> int:
+    """Tokens of a request that is over: as the worker told them, else as they were counted here. What was refused, or
+    failed before anything came of it, has used none.
+    """
+    record = exchange.record
+    if not record.attempts or record.status >= _FIRST_ERROR_STATUS:
+        return 0
+    usage = record.usage
+    prompt = (record.prompt_tokens or estimate) if usage.prompt is None else usage.prompt
+    return prompt + (exchange.n_events if usage.completion is None else usage.completion)
+
+
+def _cap(exchange: Exchange, call: Call, caps: Caps) -> None:
+    unbounded = check_caps(call.kind, call.fields, caps)
+    if unbounded is not None:
+        value = orjson.dumps(caps.max_tokens)
+        exchange.body = splice_of(exchange.body, call.fields, unbounded, value).into(exchange.body)
+        call.fields[unbounded] = caps.max_tokens
+
+
+def _give_salt(exchange: Exchange, call: Call, tenant: Tenant) -> None:
+    """Into the fields that are read here, and, for workers that take it, into the body."""
+    own = call.fields.get(_SALT)
+    if own is not None and type(own) is not str:
+        raise ApiError(400, f"`{_SALT}` must be a string.", param=_SALT, code="invalid_type")
+    salt = tenant.salt(own or "")
+    exchange.salting = splice_of(exchange.body, call.fields, _SALT, b'"%b"' % salt.encode())
+    call.fields[_SALT] = salt
