@@ -178,7 +178,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys.json"
     file.write_text(text)
     file.chmod(0o600)
-    with pytest.raises(ConfigError, match="tenants.keys_file"):
+    with pytest.raises(ConfigError, match=r"tenants\.keys_file"):
         read_keys(file)
 
 
