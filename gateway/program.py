@@ -45,7 +45,9 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.exposition import make_registry
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.span_export import SpanExport
+from gateway.telemetry.tenant_metrics import TenantMetrics
 from gateway.telemetry.trace_context import trace_of
+from gateway.tenancy import Tenant
 from gateway.tenant_assembly import tenancy_of
 from gateway.tls import ServerTls
 from gateway.token_memory import TokenMemory
@@ -108,11 +110,13 @@ class Program:
         self.pipeline.tenancy = tenancy_of(config, self.loop.time())
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
+        self.tenant_metrics = TenantMetrics(self._tenants)
         self.recent = RecentRequests(config.admin.requests_kept)
         self.spans = self._exporter(config)
         self._sending: asyncio.Task[None] | None = None
         self._observe(config)
-        self.admin = AdminServer(ProgramControl(self), make_registry(gauges_of(self), self.metrics), self.recent)
+        registry = make_registry(gauges_of(self), self.metrics, self.tenant_metrics)
+        self.admin = AdminServer(ProgramControl(self), registry, self.recent)
         self.watchdog = Watchdog(self.state, self.pipeline)
         self.server = HttpServer(
             self.pipeline,
@@ -256,11 +260,17 @@ class Program:
         observers: list[Observer] = [self.metrics, self.drift]
         if config.admin.requests_kept:
             observers.append(self.recent)
+        if config.tenants.members:
+            observers.append(self.tenant_metrics)
         if config.log.access:
             observers.append(AccessLog())
         if self.spans is not None:
             observers.append(self.spans)
         self.pipeline.observers = tuple(observers)
+
+    def _tenants(self) -> Mapping[str, Tenant]:
+        tenancy = self.pipeline.tenancy
+        return {} if tenancy is None else tenancy.tenants
 
     def _exporter(self, config: Config) -> SpanExport | None:
         return None if config.telemetry.endpoint is None else SpanExport(config.telemetry, loop_time=self.loop.time)
