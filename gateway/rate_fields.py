@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from math import ceil
+from typing import Final
 
 from policies.rate_limit import Bucket, RateLimiter, Refusal
 
+_FORM: Final = b"\r\nx-ratelimit-limit-@: %d\r\nx-ratelimit-remaining-@: %d\r\nx-ratelimit-reset-@: %b"
+_REQUESTS: Final = _FORM.replace(b"@", b"requests")
+_TOKENS: Final = _FORM.replace(b"@", b"tokens")
 
-def rate_fields(limiters: Iterable[RateLimiter], now: float) -> bytes:
-    """Header lines, each led by CRLF, of the requests and tokens that are left; of several limits the one of which
-    least is left. Empty where there is no limit.
+
+def rate_fields(limiters: Sequence[RateLimiter], now: float) -> bytes:
+    """Header lines, each led by CRLF, of the requests and tokens that are left; of several limiters, at least
+    one, the limit of which least is left. Empty where there is no limit.
     """
-    requests = tokens = None
-    for limiter in limiters:
+    requests, tokens = limiters[0].requests, limiters[0].tokens
+    for limiter in limiters[1:]:
         requests = _tighter(requests, limiter.requests, now)
         tokens = _tighter(tokens, limiter.tokens, now)
-    lines = b""
-    for kind, bucket in ((b"requests", requests), (b"tokens", tokens)):
-        if bucket is not None:
-            lines += (
-                b"\r\nx-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %b"
-                % (kind, bucket.limit, kind, max(bucket.level(now), 0), kind, duration(bucket.full_in_s(now)))
-            )  # fmt: skip
-    return lines
+    lines = b"" if requests is None else _lines(_REQUESTS, requests, now)
+    return lines if tokens is None else lines + _lines(_TOKENS, tokens, now)
+
+
+def _lines(form: bytes, bucket: Bucket, now: float) -> bytes:
+    level = bucket.level(now)
+    return form % (bucket.limit, max(0, level), duration(bucket.full_in_s(now)))
 
 
 def retry_fields(refusal: Refusal) -> bytes:
@@ -37,7 +41,8 @@ def duration(seconds: float) -> bytes:
     if seconds < 1:
         return b"%dms" % ceil(seconds * 1e3)
     if seconds < 60:
-        return f"{ceil(seconds * 10) / 10:g}s".encode()
+        whole, tenths = divmod(ceil(seconds * 10), 10)
+        return b"%d.%ds" % (whole, tenths) if tenths else b"%ds" % whole
     minutes, left = divmod(ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return b"%dh%dm%ds" % (hours, minutes, left) if hours else b"%dm%ds" % (minutes, left)

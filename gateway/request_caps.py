@@ -27,14 +27,15 @@ def check_caps(kind: Kind, fields: Mapping[str, object], caps: Caps) -> str | No
     Raises:
         ApiError: 400 for a field that asks for more than `caps`, or where it cannot be told how much that is.
     """
-    names = _OUTPUT.get(kind, ())
     bounded = False
     if caps.max_tokens is not None:
-        for name in names:
-            bounded = _check(fields, name, caps.max_tokens) or bounded
+        for name in _OUTPUT.get(kind, ()):
+            if name in fields:
+                bounded = _check(fields, name, caps.max_tokens) or bounded
     if caps.n is not None:
         for name in _ANSWERS:
-            _check(fields, name, caps.n)
+            if name in fields:
+                _check(fields, name, caps.n)
     return None if bounded or caps.max_tokens is None else _UNBOUNDED.get(kind)
 
 

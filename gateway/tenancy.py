@@ -10,7 +10,7 @@ from backends.http1 import RequestHead
 from cache.tenant_salt import group_salt, tenant_salt
 from gateway.api_error import ApiError
 from gateway.api_keys import KeyDigest, KeyRing, presented_key
-from gateway.rate_fields import rate_fields, retry_fields
+from gateway.rate_fields import retry_fields
 from policies.rate_limit import Limited, RateLimiter, Refusal
 from policies.tenant import NO_RATES, Rates, TenantPolicy
 
@@ -38,19 +38,52 @@ class TenantRules:
 class Ticket:
     """A request that was let in: what it counts as until it is over."""
 
-    __slots__ = ("limiters", "metered", "tokens")
+    __slots__ = ("limiters", "tokens")
 
     def __init__(self, limiters: Sequence[RateLimiter], tokens: int) -> None:
         """`tokens` have been taken of all limiters."""
         self.limiters = limiters
         self.tokens = tokens
-        self.metered = any(limiter.tokens is not None for limiter in limiters)
 
     def end(self, tokens: int, now: float) -> None:
         """The request is over and has used so many tokens in all. Once only."""
         further = tokens - self.tokens
         for limiter in self.limiters:
             limiter.end(further, now)
+
+
+class Limits:
+    """All that limits how much a tenant may ask of one model: its own rates, and those of the model."""
+
+    __slots__ = ("limiters", "metered", "unlimited")
+
+    def __init__(self, *limiters: RateLimiter) -> None:
+        """For as long as the limiters are not configured anew."""
+        self.limiters = limiters
+        self.metered = any(limiter.tokens is not None for limiter in limiters)
+        """Does it matter how many tokens a request has?"""
+        self.unlimited = not self.metered and all(
+            limiter.requests is None and limiter.concurrent is None for limiter in limiters
+        )
+
+    def admit(self, tokens: int, now: float) -> Ticket:
+        """Let a request in that is about so many tokens long.
+
+        Raises:
+            ApiError: 429 where a rate is used up. Nothing was counted.
+        """
+        limiters = self.limiters
+        if not self.unlimited:
+            refused: Refusal | None = None
+            for limiter in limiters:
+                refusal = limiter.refusal(tokens, now)
+                if refusal is not None and (refused is None or (refusal.wait_s or 0) > (refused.wait_s or 0)):
+                    refused = refusal
+            if refused is not None:
+                raise _too_many(refused)
+        for limiter in limiters:
+            limiter.take(tokens, now)
+        return Ticket(limiters, tokens)
 
 
 class Tenant:
@@ -62,13 +95,15 @@ class Tenant:
         self.rules = rules
         self._salt_key = salt_key
         self._salt = tenant_salt(salt_key, self.name) if rules.group is None else group_salt(salt_key, rules.group)
+        self.salt_field = b'"cache_salt":"%b",' % self._salt.encode()
+        """At the beginning of a JSON object that has other fields."""
         self.limiter: RateLimiter = _configured(None if before is None else before.limiter, rules.rates, now)
         known: Mapping[str, RateLimiter] = {} if before is None else before.by_model
         self.by_model: Mapping[str, RateLimiter] = {
             model: _configured(known.get(model), rates, now) for model, rates in rules.rates_by_model.items()
         }
-        self._own = (self.limiter,)
-        self._of_model = {model: (self.limiter, limiter) for model, limiter in self.by_model.items()}
+        self._limits = Limits(self.limiter)
+        self._limits_of = {model: Limits(self.limiter, limiter) for model, limiter in self.by_model.items()}
 
     # -- what it may do
 
@@ -95,27 +130,9 @@ class Tenant:
 
     # -- how much of it
 
-    def limiters(self, model: str | None) -> Sequence[RateLimiter]:
-        """All limits of its requests to a model."""
-        return self._own if model is None else self._of_model.get(model, self._own)
-
-    def admit(self, model: str | None, tokens: int, now: float) -> Ticket:
-        """Let a request in that is about so many tokens long.
-
-        Raises:
-            ApiError: 429 where a rate is used up. Nothing was counted.
-        """
-        limiters = self.limiters(model)
-        refusals = [refusal for limiter in limiters if (refusal := limiter.refusal(tokens, now)) is not None]
-        if refusals:
-            raise _too_many(max(refusals, key=lambda refusal: refusal.wait_s or 0.0))
-        for limiter in limiters:
-            limiter.take(tokens, now)
-        return Ticket(limiters, tokens)
-
-    def rate_fields(self, model: str | None, now: float) -> bytes:
-        """What its client is told of its limits, as header lines each led by CRLF."""
-        return rate_fields(self.limiters(model), now)
+    def limits(self, model: str | None) -> Limits:
+        """Of its requests to a model."""
+        return self._limits_of.get(model, self._limits) if model is not None else self._limits
 
 
 class Tenancy:

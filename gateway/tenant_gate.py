@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import orjson
-
 from gateway.api_error import ApiError
 from gateway.dialects.anthropic import ANTHROPIC
 from gateway.dialects.openai import OPENAI
-from gateway.model_rewrite import splice_of
+from gateway.model_rewrite import Splice, splice_of
 from gateway.own_answers import speaks_anthropic
 from gateway.prompt_text import amount
+from gateway.rate_fields import rate_fields
 from gateway.request_caps import check_caps
 from gateway.routes import dialect_of
-from policies.tenant import Caps
 
 if TYPE_CHECKING:
     from gateway.calls import Call
     from gateway.exchange import Exchange
     from gateway.tenancy import Tenancy, Tenant
+    from policies.tenant import Caps
 
 _OPEN_PATH: Final = b"/health"
 """Asked by load balancers, who have no key; it tells nothing of any tenant."""
+_MODELS: Final = b"/v1/models"
+"""Which clients of both dialects ask."""
 _CHARS_PER_TOKEN: Final = 4
 _FIRST_ERROR_STATUS: Final = 400
 _SALT: Final = "cache_salt"
-_NO_CAPS: Final = Caps()
 
 
 def identify(exchange: Exchange, tenancy: Tenancy) -> Tenant | None:
@@ -39,7 +39,7 @@ def identify(exchange: Exchange, tenancy: Tenancy) -> Tenant | None:
     if head.path == _OPEN_PATH:
         return None
     dialect = dialect_of(head.path)
-    if dialect is OPENAI and speaks_anthropic(head.fields):
+    if dialect is OPENAI and head.path.startswith(_MODELS) and speaks_anthropic(head.fields):
         dialect = ANTHROPIC
     exchange.dialect = dialect
     tenant = exchange.tenant = tenancy.authenticate(head, anthropic=dialect is ANTHROPIC)
@@ -70,16 +70,22 @@ def admit(exchange: Exchange, call: Call, tenant: Tenant, now: float) -> None:
         ApiError: 400 for what asks for more than it may, 429 where a rate is used up. Nothing was counted.
     """
     policy = exchange.policy = tenant.policy(call.model)
-    if policy.caps != _NO_CAPS and call.generates:
-        _cap(exchange, call, policy.caps)
+    limits = tenant.limits(call.model)
+    tokens = 0
     if call.has_prompt:
+        if call.generates:
+            _cap(exchange, call, policy.caps)
         _give_salt(exchange, call, tenant)
-    tokens = max(amount(call.fields).chars // _CHARS_PER_TOKEN, 1) if call.has_prompt else 0
+        if limits.metered:
+            tokens = amount(call.fields).chars // _CHARS_PER_TOKEN or 1
+            exchange.counts_events = call.streams
+    if limits.unlimited:
+        exchange.ticket = limits.admit(tokens, now)
+        return
     try:
-        ticket = exchange.ticket = tenant.admit(call.model, tokens, now)
+        exchange.ticket = limits.admit(tokens, now)
     finally:
-        exchange.rate_fields = tenant.rate_fields(call.model, now)
-    exchange.counts_events = ticket.metered
+        exchange.rate_fields = rate_fields(limits.limiters, now)
 
 
 def release(exchange: Exchange, now: float) -> None:
@@ -105,18 +111,26 @@ def _used(exchange: Exchange, estimate: int) -> int:
 
 
 def _cap(exchange: Exchange, call: Call, caps: Caps) -> None:
+    if caps.max_tokens is None and caps.n is None:
+        return
     unbounded = check_caps(call.kind, call.fields, caps)
     if unbounded is not None:
-        value = orjson.dumps(caps.max_tokens)
+        value = str(caps.max_tokens).encode()
         exchange.body = splice_of(exchange.body, call.fields, unbounded, value).into(exchange.body)
         call.fields[unbounded] = caps.max_tokens
 
 
 def _give_salt(exchange: Exchange, call: Call, tenant: Tenant) -> None:
     """Into the fields that are read here, and, for workers that take it, into the body."""
-    own = call.fields.get(_SALT)
+    fields = call.fields
+    own = fields.get(_SALT)
+    if own is None and fields and _SALT not in fields:  # as nearly all requests are
+        at = exchange.body.index(b"{") + 1
+        exchange.salting = Splice(at, at, tenant.salt_field)
+        fields[_SALT] = tenant.salt("")
+        return
     if own is not None and type(own) is not str:
         raise ApiError(400, f"`{_SALT}` must be a string.", param=_SALT, code="invalid_type")
     salt = tenant.salt(own or "")
-    exchange.salting = splice_of(exchange.body, call.fields, _SALT, b'"%b"' % salt.encode())
-    call.fields[_SALT] = salt
+    exchange.salting = splice_of(exchange.body, fields, _SALT, b'"%b"' % salt.encode())
+    fields[_SALT] = salt

@@ -58,19 +58,22 @@ class Bucket:
 
     def level(self, now: float) -> float:
         """What may be taken at once; below zero while more was charged than there was."""
-        if now > self._at:
-            self._level = min(self._level + (now - self._at) * self._per_second, self.limit)
+        elapsed = now - self._at
+        if elapsed > 0:
+            level = self._level + elapsed * self._per_second
+            self._level = min(self.limit, level)
             self._at = now
         return self._level
 
     def wait_s(self, amount: float, now: float) -> float:
         """Seconds until `amount` may be taken, 0 for at once. More than a whole bucket waits for a full one."""
-        lacking = min(amount, self.limit) - self.level(now)
+        lacking = (min(self.limit, amount)) - self.level(now)
         return 0.0 if lacking <= self.limit * _ROUNDING else lacking / self._per_second
 
     def charge(self, amount: float, now: float) -> None:
         """Take an amount, whether it is there or not; a negative one is given back."""
-        self._level = min(self.level(now) - amount, self.limit)
+        level = self.level(now) - amount
+        self._level = min(self.limit, level)
 
     def full_in_s(self, now: float) -> float:
         """Seconds until the bucket is full, if nothing more is taken."""

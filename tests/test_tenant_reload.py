@@ -121,12 +121,8 @@ async def test_without_tenants_nothing_is_written_anywhere(
 
 async def test_every_place_names_the_tenant_and_none_a_key(tmp_path: Path, lines: list[str]) -> None:
     async with collecting() as collector:
-        sections = {
-            "tenants": TENANTS,
-            "log": "{access: true}",
-            "telemetry": f"{{endpoint: '{collector.url}'}}",
-        }
-        async with from_file(tmp_path, lines, **sections) as gateway:
+        telemetry = f"{{endpoint: '{collector.url}'}}"
+        async with from_file(tmp_path, lines, tenants=TENANTS, log="{access: true}", telemetry=telemetry) as gateway:
             add_key(tmp_path / "keys.json", "beta", digest_of(KEYS["beta"].encode()))
             await eventually(lambda: gateway.said("keys.json is in force"))
             assert await status(gateway, "acme") == 200
