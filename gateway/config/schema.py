@@ -208,7 +208,7 @@ class Config(Strict):
     response_headers: ResponseHeaders = ResponseHeaders()
     """Headers added to responses."""
     tenants: Tenants = Tenants()
-    """Who may use the gateway, and how much."""
+    """Who may use the gateway, and how much; see [tenants.md](tenants.md)."""
     admin: Admin = Admin()
     """The control plane: health, metrics and administration."""
     telemetry: Telemetry = Telemetry()
