@@ -47,6 +47,9 @@ _TAIL_BYTES: Final = 4096
 class Pipeline(Protocol):
     """What an exchange tells the pipeline; each call is synchronous."""
 
+    def unwelcome(self, head: RequestHead) -> bool:
+        """Is a request certain to be refused, whatever its body?"""
+
     def begin(self, exchange: Exchange) -> None:
         """A whole request has been read."""
 

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from backends.errors import UpstreamFault
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
+from backends.http1 import RequestHead
 from backends.upstream_pool import UpstreamPool
 from backends.upstream_request import WorkerAccess, render_request
 from cache.prefix_index import PrefixIndex
@@ -105,6 +106,10 @@ class RequestPipeline:
         self._reader_failed = False
 
     # 1. In: a whole request has been read
+
+    def unwelcome(self, head: RequestHead) -> bool:
+        """Is a request certain to be refused, whatever its body?"""
+        return self.tenancy is not None and tenant_gate.unwelcome(head, self.tenancy)
 
     def begin(self, exchange: Exchange) -> None:
         """Answer the request, or find out what it needs and send it on its way."""

@@ -15,7 +15,9 @@ from gateway.request_caps import check_caps
 from gateway.routes import dialect_of
 
 if TYPE_CHECKING:
+    from backends.http1 import RequestHead
     from gateway.calls import Call
+    from gateway.dialects.base import Dialect
     from gateway.exchange import Exchange
     from gateway.tenancy import Tenancy, Tenant
     from policies.tenant import Caps
@@ -29,6 +31,18 @@ _FIRST_ERROR_STATUS: Final = 400
 _SALT: Final = "cache_salt"
 
 
+def unwelcome(head: RequestHead, tenancy: Tenancy) -> bool:
+    """Will `identify` refuse a request of which only the head has come? Nobody without a key shall make us hold a
+    body.
+    """
+    try:
+        if head.path != _OPEN_PATH:
+            tenancy.authenticate(head, anthropic=_dialect(head) is ANTHROPIC).check_path(head.path)
+    except ApiError:
+        return True
+    return False
+
+
 def identify(exchange: Exchange, tenancy: Tenancy) -> Tenant | None:
     """Find out whose request it is; None for the one path that anybody may ask.
 
@@ -38,10 +52,7 @@ def identify(exchange: Exchange, tenancy: Tenancy) -> Tenant | None:
     head = exchange.head
     if head.path == _OPEN_PATH:
         return None
-    dialect = dialect_of(head.path)
-    if dialect is OPENAI and head.path.startswith(_MODELS) and speaks_anthropic(head.fields):
-        dialect = ANTHROPIC
-    exchange.dialect = dialect
+    dialect = exchange.dialect = _dialect(head)
     tenant = exchange.tenant = tenancy.authenticate(head, anthropic=dialect is ANTHROPIC)
     exchange.policy = tenant.rules.policy
     exchange.record.tenant = tenant.name
@@ -96,6 +107,14 @@ def release(exchange: Exchange, now: float) -> None:
     exchange.ticket = None
     used = exchange.record.charged_tokens = _used(exchange, ticket.tokens)
     ticket.end(used, now)
+
+
+def _dialect(head: RequestHead) -> Dialect:
+    """In which its client shows a key."""
+    dialect = dialect_of(head.path)
+    if dialect is OPENAI and head.path.startswith(_MODELS) and speaks_anthropic(head.fields):
+        return ANTHROPIC
+    return dialect
 
 
 def _used(exchange: Exchange, estimate: int) -> int:

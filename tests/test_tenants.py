@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
-from tests.data_plane_fixtures import Answer, Inside, RawWorker, ask, fields_of, inside, plane, post, says
+from tests.data_plane_fixtures import (
+    Answer,
+    Inside,
+    RawWorker,
+    ask,
+    client_of,
+    fields_of,
+    inside,
+    plane,
+    post,
+    says,
+)
 from tests.tenant_fixtures import KEYS, bearer, tenants
 
 ANSWER = (
@@ -98,3 +110,33 @@ async def test_the_salt_goes_into_the_body_and_every_other_byte_stays() -> None:
         assert sent[0][:16] == b' {"cache_salt":"'
         assert sent[0][48:] == b'","model": "m",  "messages": [] }'
         assert int(fields_of(worker.requests[0][0])["content-length"]) == len(sent[0])
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_who_has_no_key_is_told_before_its_body_is_held(is_chunked: bool) -> None:
+    framing = b"transfer-encoding: chunked" if is_chunked else b"content-length: 1000000"
+    async with RawWorker(ANSWERS).running() as worker, inside(plane([worker.url], extra=tenants("acme"))) as gateway:
+        for path, kind in ((b"/v1/messages", b"authentication_error"), (b"/v1/completions", b"invalid_api_key")):
+            async with client_of(gateway) as one:
+                one.write(b"POST %b HTTP/1.1\r\nhost: g\r\nexpect: 100-continue\r\n%b\r\n\r\n" % (path, framing))
+                response = await one.response()
+                assert response.status == 401
+                assert kind in response.body
+                assert response.fields["www-authenticate"] == "Bearer"
+                assert response.fields["connection"] == "close"
+                assert gateway.server.held_bytes == 0
+        async with client_of(gateway) as one:
+            one.write(b"POST /v1/completions HTTP/1.1\r\nhost: g\r\nexpect: 100-continue\r\n")
+            one.write(b"%b\r\n%b\r\n\r\n" % (bearer("acme"), framing))
+            assert (await one.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+
+
+async def test_a_request_of_a_tenant_one_byte_at_a_time() -> None:
+    async with RawWorker(ANSWERS).running() as worker, inside(plane([worker.url], extra=tenants("acme"))) as gateway:
+        for name, status in (("acme", 200), ("beta", 401)):
+            async with client_of(gateway) as one:
+                for byte in post(b'{"model": "m", "messages": []}', bearer(name)):
+                    one.write(bytes([byte]))
+                    await asyncio.sleep(0)
+                assert (await one.response()).status == status
+        assert len(worker.requests) == 1
