@@ -279,7 +279,8 @@ class RequestPipeline:
         answer_id = exchange.dialect.answer_id(beginning)
         if answer_id is None or exchange.worker is None:
             return False
-        self.placement.answered(answer_id, exchange.worker, self._loop.time())
+        scope = b"" if exchange.tenant is None else exchange.tenant.scope
+        self.placement.answered(answer_id, exchange.worker, self._loop.time(), scope=scope)
         return True
 
     def would_retry(self, exchange: Exchange, status: int) -> bool:

@@ -93,6 +93,8 @@ class Tenant:
         """`before` is the same tenant under the configuration before."""
         self.name = rules.policy.name
         self.rules = rules
+        self.scope = self.name.encode() + b"\0"
+        """Before the names of what belongs to it alone: no header and no name has that byte."""
         self._salt_key = salt_key
         self._salt = tenant_salt(salt_key, self.name) if rules.group is None else group_salt(salt_key, rules.group)
         self.salt_field = b'"cache_salt":"%b",' % self._salt.encode()

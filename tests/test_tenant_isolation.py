@@ -203,6 +203,33 @@ async def test_a_worker_that_takes_no_salt_gets_the_body_as_it_came() -> None:
         assert [request.body for request in fleet.workers[0].received if request.body] == [body]
 
 
+async def test_sessions_of_one_name_are_different_ones_for_different_tenants() -> None:
+    config = FleetConfig(model=MODEL, engine=EngineConfig(speed=200.0))
+    async with SimulatedFleet(3, config, text=model_text()) as fleet, aiohttp.ClientSession() as http:
+        workers = ", ".join(f"{{name: w{at}, url: '{url}'}}" for at, url in enumerate(fleet.urls))
+        settings = parse_config(
+            "listen: {port: 0}\nadmin: {port: null}\nresponse_headers: {worker: x-worker}\n"
+            "routing: {policy: round_robin, sessions: {header: x-session}}\n"
+            f"workers: [{workers}]\n{tenants('acme', 'beta')}"
+        )
+        async with running(settings) as (_, port):
+            homes: list[set[str]] = []
+            for name in ("acme", "beta"):
+                headers = {"Authorization": f"Bearer {KEYS[name]}", "x-session": "one"}
+                home: set[str] = set()
+                for _ in range(3):
+                    async with http.post(
+                        f"http://127.0.0.1:{port}/v1/completions",
+                        json={"prompt": "one two", "max_tokens": 1},
+                        headers=headers,
+                    ) as response:
+                        assert response.status == 200
+                        home.add(response.headers["x-worker"])
+                homes.append(home)
+        assert [len(home) for home in homes] == [1, 1]
+        assert homes[0] != homes[1], "in turn, and so each at the worker that was next when it came first"
+
+
 def test_ids_that_a_worker_told_for_one_tenant_are_not_known_for_another() -> None:
     memory = TokenMemory(max_bytes=1 << 20)
     text = prompt(4, 600).encode()
