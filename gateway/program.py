@@ -32,6 +32,8 @@ from gateway.config import Config, Model
 from gateway.discover import follow_discovery
 from gateway.forwarding import Forwarding
 from gateway.http_server import HttpServer
+from gateway.jwks import follow_jwks
+from gateway.jwt_tenants import JwtVerifier
 from gateway.listen_error import listening
 from gateway.pipeline import RequestPipeline
 from gateway.placement import Placement
@@ -81,6 +83,8 @@ class Program:
         self._tasks: set[asyncio.Task[None]] = set()
         self._discoveries: set[asyncio.Task[None]] = set()
         self._tokenizers: dict[Model, Tokenizer] = {}
+        self._issuer: JwtVerifier | None = None
+        self._following: asyncio.Task[None] | None = None
         self._certificates_due = 0.0
         self.admin_port: int | None = None
         self.tls = None if config.listen.tls is None else ServerTls(config.listen.tls)
@@ -140,6 +144,7 @@ class Program:
                 self.admin_port = await self.admin.start(admin.host, admin.port)
         self.fleet.reconcile(CONFIGURED, self._specs(config), grace=0.0)
         self._discover(config)
+        self._follow_issuer()
         await self.fleet.first_round(_FIRST_ROUND_SECONDS)
         _report_names(config, self.state)
         listen = config.listen
@@ -191,6 +196,7 @@ class Program:
         restart = _needs_restart(self.config, config)
         self._put_in_force(config, tokenizers, specs, spans)
         self.pipeline.tenancy = tenancy
+        self._follow_issuer()
         return restart
 
     def take_up_keys(self) -> None:
@@ -322,6 +328,20 @@ class Program:
             self.background(follow_discovery(source, self.fleet, grace=config.discovery.drain), f"dns {source.name}")
             for source in config.discovery.dns
         }
+
+    def _follow_issuer(self) -> None:
+        """Read the keys of the tenants' issuer where it publishes them, and of no other."""
+        tenancy = self.pipeline.tenancy
+        issuer = None if tenancy is None else tenancy.issuer
+        if issuer is self._issuer:
+            return
+        self._issuer = issuer
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+        if issuer is not None and issuer.settings.jwks_url is not None:
+            following = follow_jwks(issuer, issuer.settings.jwks_url, issuer.settings.refresh)
+            self._following = self.background(following, "the issuer's keys")
 
     # -- what happens along the way
 

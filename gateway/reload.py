@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Keys = tuple[bytes | None, bytes | None]
+"""Digests of the file of keys and of that of an issuer's."""
+
 
 class StoppingError(Exception):
     """The program is about to end, and takes up nothing any more."""
@@ -54,7 +57,7 @@ class Reloader:
         async with self._lock:
             self._seen = self._look()
             config = load_config(self.file)
-            keys = _digest(config.tenants.keys_file)
+            keys = _keys_digest(config)
             restart = await self._apply(config)
             self._seen = self._seen[0], keys
             return restart
@@ -89,14 +92,16 @@ class Reloader:
             except Exception:  # the next change may be a better one
                 log.exception("configuration: a fault of the gateway's own while %s was taken up", self.file)
 
-    def _look(self) -> tuple[bytes | None, bytes | None]:
-        """The content of the configuration and that of the file of keys which it names, as digests."""
-        return _digest(self.file), _digest(self._program.config.tenants.keys_file)
+    def _look(self) -> tuple[bytes | None, Keys]:
+        """The content of the configuration and those of the files of keys which it names, as digests."""
+        return _digest(self.file), _keys_digest(self._program.config)
 
-    def _take_up_keys(self, digest: bytes | None) -> None:
+    def _take_up_keys(self, keys: Keys) -> None:
         file = self._program.config.tenants.keys_file
-        self._seen = self._seen[0], digest
-        if digest is None:  # a revoked key is taken out of the file; a file that is gone is more likely a mistake
+        before = self._seen[1]
+        self._seen = self._seen[0], keys
+        # A revoked key is taken out of the file; a file that is gone is more likely a mistake.
+        if keys[0] is None and before[0] is not None:
             log.warning("keys: there is no file %s any more; those that were in it stay in force", file)
             return
         try:
@@ -104,7 +109,7 @@ class Reloader:
         except ConfigError as error:
             log.error("keys: the old ones stay in force: %s", error)  # noqa: TRY400 - the message is all
         else:
-            log.info("keys: %s is in force", file)
+            log.info("keys: %s", "those of the issuer are in force" if keys[0] == before[0] else f"{file} is in force")
 
     async def _is_asked(self) -> bool:
         """Wait for a signal, or for the time to look; True for the one."""
@@ -116,6 +121,11 @@ class Reloader:
             return False
         self._asked.clear()
         return True
+
+
+def _keys_digest(config: Config) -> Keys:
+    issuer = config.tenants.jwt
+    return _digest(config.tenants.keys_file), None if issuer is None else _digest(issuer.jwks_file)
 
 
 def _digest(file: Path | None) -> bytes | None:

@@ -10,6 +10,7 @@ from backends.http1 import RequestHead
 from cache.tenant_salt import group_salt, tenant_salt
 from gateway.api_error import ApiError
 from gateway.api_keys import KeyDigest, KeyRing, presented_key
+from gateway.jwt_tenants import JwtVerifier
 from gateway.rate_fields import retry_fields
 from policies.rate_limit import Limited, RateLimiter, Refusal
 from policies.tenant import NO_RATES, Rates, TenantPolicy
@@ -150,20 +151,28 @@ class Tenancy:
         salt_key: bytes,
         now: float,
         before: Tenancy | None = None,
+        issuer: JwtVerifier | None = None,
     ) -> None:
         """`keys` are names of tenants by their keys' digests; a name that is none of a tenant is passed over."""
         known: Mapping[str, Tenant] = {} if before is None else before.tenants
         self.tenants = {each.policy.name: Tenant(each, salt_key, now, known.get(each.policy.name)) for each in rules}
+        self.issuer = issuer
         self.keys = KeyRing({digest: self.tenants[name] for digest, name in keys.items() if name in self.tenants})
 
     def authenticate(self, head: RequestHead, *, anthropic: bool) -> Tenant:
-        """The tenant whose key a client shows. Raises ApiError, 401."""
+        """The tenant whose key, or token, a client shows.
+
+        Raises:
+            ApiError: 401 where it is nobody's; 503 while tokens cannot be checked.
+        """
         key = presented_key(head.credentials, anthropic=anthropic)
         if key is None:
             way = "x-api-key: KEY" if anthropic else "Authorization: Bearer KEY"
             message = f"This gateway needs an API key; send it as one header, `{way}`."
             raise ApiError(401, message, code="invalid_api_key", fields=_CHALLENGE)
         tenant = self.keys.owner(key)
+        if tenant is None and self.issuer is not None:
+            tenant = self.tenants.get(self.issuer.tenant(key) or "")
         if tenant is None:
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", fields=_CHALLENGE)
         return tenant

@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping
 
 from gateway.api_keys import KeyDigest, key_id, read_digest
-from gateway.config import Config, ConfigError, Problem, Tenant, TenantModel
+from gateway.config import Config, ConfigError, JwtIssuer, Problem, Tenant, TenantModel
 from gateway.config.tenants import Slo, TenantCaps, TenantRates
+from gateway.jwt_tenants import JwtVerifier
 from gateway.keys_file import read_keys
 from gateway.salt_key import default_folder, kept_salt_key
 from gateway.tenancy import Tenancy, TenantRules
@@ -33,7 +34,28 @@ def tenancy_of(
         salt_key = settings.salt_key.get_secret_value().encode()
     else:
         salt_key = kept_salt_key(settings.state_dir or default_folder(environment))
-    return Tenancy(map(rules_of, settings.members), keys, salt_key=salt_key, now=now, before=before)
+    issuer = _issuer(settings.jwt, None if before is None else before.issuer)
+    return Tenancy(map(rules_of, settings.members), keys, salt_key=salt_key, now=now, before=before, issuer=issuer)
+
+
+def _issuer(settings: JwtIssuer | None, before: JwtVerifier | None) -> JwtVerifier | None:
+    """The same one as long as its settings stay: it knows keys that were fetched. A file is read each time."""
+    if settings is None:
+        return None
+    verifier = before
+    if verifier is None or verifier.settings != settings:
+        try:
+            verifier = JwtVerifier(settings)
+        except ImportError:
+            text = "needs a library that is not installed: pip install 'prefixgate[jwt]'"
+            raise ConfigError("configuration", [Problem("tenants.jwt", text)]) from None
+    if settings.jwks_file is not None:
+        try:
+            verifier.take_up(settings.jwks_file.read_bytes())
+        except (OSError, ValueError) as error:
+            text = f"cannot be used: {error.strerror if isinstance(error, OSError) else error}"
+            raise ConfigError(str(settings.jwks_file), [Problem("tenants.jwt.jwks_file", text)]) from None
+    return verifier
 
 
 def keys_of(config: Config) -> Mapping[KeyDigest, str]:

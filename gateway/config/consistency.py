@@ -27,6 +27,7 @@ def inconsistencies(config: Config) -> list[Problem]:
         *_kv_events(config),
         *_bounds(config),
         *_tenants(config),
+        *_issuer(config),
     ]
 
 
@@ -148,6 +149,12 @@ def _tenants(config: Config) -> Iterator[Problem]:
                     yield Problem(f"{section}[{position}].forward_client_key", reason)
     elif config.tenants != type(config.tenants)():
         yield Problem("tenants.members", "expected a list of at least 1 beside the other settings of tenants")
+
+
+def _issuer(config: Config) -> Iterator[Problem]:
+    issuer = config.tenants.jwt
+    if issuer is not None and (issuer.jwks_url is None) == (issuer.jwks_file is None):
+        yield Problem("tenants.jwt", "needs one of jwks_url and jwks_file")
 
 
 def _bounds(config: Config) -> Iterator[Problem]:

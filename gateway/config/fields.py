@@ -128,6 +128,20 @@ def _collector_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def _issuer_url(text: str) -> str:
+    """Plain HTTP only where nobody is in between: whoever changes the keys can be anybody."""
+    try:
+        parts = urlsplit(text)
+        host = resolvable_host(parts.hostname or "")
+        bad = parts.port == 0 or parts.username is not None or parts.password is not None
+    except ValueError:
+        raise _expected("a URL such as https://issuer.example/.well-known/jwks.json") from None
+    local = host in {"localhost", "127.0.0.1", "::1"}
+    if bad or re.search(r"\s", text) or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
+        raise _expected("a URL such as https://issuer.example/.well-known/jwks.json")
+    return text
+
+
 def _url_path(text: str) -> str:
     if not _URL_PATH.fullmatch(text):
         raise _expected("a path such as /health")
@@ -224,6 +238,7 @@ UrlPath = Annotated[str, AfterValidator(_url_path)]
 PathPattern = Annotated[str, AfterValidator(_path_pattern)]
 NetworkText = Annotated[str, AfterValidator(_network)]
 CollectorUrl = Annotated[str, AfterValidator(_collector_url), Field(json_schema_extra={"format": "uri"})]
+IssuerUrl = Annotated[str, AfterValidator(_issuer_url), Field(json_schema_extra={"format": "uri"})]
 EndpointText = Annotated[str, AfterValidator(_zmq_endpoint)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 FilePath = Annotated[Path, BeforeValidator(_to_path), AfterValidator(_existing_file)]

@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gateway.config.base import Strict
-from gateway.config.fields import KeyDigest, LongSecret, Name, NewPath, PathPattern, TenantName
+from gateway.config.fields import (
+    FilePath,
+    IssuerUrl,
+    KeyDigest,
+    LongSecret,
+    Name,
+    NewPath,
+    PathPattern,
+    TenantName,
+)
 from gateway.config.units import Duration
 
 PriorityClass = Literal["interactive", "standard", "batch"]
@@ -97,6 +106,30 @@ class Tenant(Strict):
     """What differs for single models."""
 
 
+JwtAlgorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+class JwtIssuer(Strict):
+    """An issuer of tokens (JWT) that name a tenant, beside keys."""
+
+    issuer: Name
+    """What a token must have as `iss`, to the letter."""
+    audience: Name
+    """What a token must have as, or among, its `aud`."""
+    claim: Name = "tenant"
+    """The claim that holds the tenant's name."""
+    jwks_url: IssuerUrl | None = None
+    """Where the issuer publishes its keys: `https`, or `http` on this machine."""
+    jwks_file: FilePath | None = None
+    """A file with its keys, in place of a URL; taken up when it changes."""
+    algorithms: Annotated[tuple[JwtAlgorithm, ...], Field(strict=False, min_length=1)] = ("RS256", "ES256")
+    """Algorithms of signatures that are accepted; a key is used with its own only."""
+    leeway: Duration = Field(default=30.0, ge=0, le=600)
+    """How much the issuer's clock may differ."""
+    refresh: Duration = Field(default=300.0, ge=1)
+    """How often the keys at the URL are read; sooner where a token names one that is not known."""
+
+
 class Tenants(Strict):
     """Who may use the gateway. Without any tenant it asks nobody for a key."""
 
@@ -105,6 +138,8 @@ class Tenants(Strict):
     keys_file: NewPath | None = None
     """File with further digests of keys, written by `prefixgate keys` and taken up when it changes. It need not exist
     yet."""
+    jwt: JwtIssuer | None = None
+    """An issuer whose tokens are accepted as keys of tenants. Needs `pip install 'prefixgate[jwt]'`."""
     salt_key: LongSecret | None = None
     """Secret from which the tenants' cache salts are made, 32 characters or more; the same for all gateways of a
     fleet. Write it as `${NAME}`. Without one a key is made once and kept in `state_dir`."""
