@@ -26,6 +26,8 @@ _LONGEST: Final = 8192
 _REMEMBERED: Final = 10_000
 _MOST_KEYS: Final = 100
 _ASK_AGAIN_S: Final = 10.0
+_END_OF_TIME: Final = 1 << 53
+"""A token may claim to be good for longer than a float can count."""
 _RETRY: Final = b"\r\nretry-after: 1"
 
 
@@ -81,7 +83,7 @@ class JwtVerifier:
         name = claims.get(self.settings.claim)
         if type(name) is not str:
             return None
-        self._known[digest] = name, float(claims["exp"]) + self.settings.leeway
+        self._known[digest] = name, min(int(claims["exp"]), _END_OF_TIME) + self.settings.leeway
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return name

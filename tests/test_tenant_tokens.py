@@ -69,6 +69,7 @@ def test_a_good_token_names_its_tenant() -> None:
         assert both.tenant(token(EC, "two", "ES256", tenant="beta")) == "beta"
     assert both.tenant(token(aud=["others", AUDIENCE])) == "acme"
     assert verifier(jwks(one=RSA)).tenant(token(kid=None)) == "acme", "with one key there is no doubt"
+    assert both.tenant(token(exp=10**400)) == "acme"
     assert verifier(jwks(one=RSA), claim="org").tenant(token(org="crew")) == "crew"
 
 
