@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
+from cache.tenant_salt import tenant_salt
 from tests.data_plane_fixtures import (
     Answer,
     Inside,
@@ -21,7 +23,7 @@ from tests.data_plane_fixtures import (
     post,
     says,
 )
-from tests.tenant_fixtures import KEYS, bearer, tenants
+from tests.tenant_fixtures import KEYS, SALT_KEY, bearer, tenants
 
 ANSWER = (
     b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant",'
@@ -140,3 +142,41 @@ async def test_a_request_of_a_tenant_one_byte_at_a_time() -> None:
                     await asyncio.sleep(0)
                 assert (await one.response()).status == status
         assert len(worker.requests) == 1
+
+
+@pytest.mark.parametrize("salt", ["5", "true", "[]", '{"a": 1}'])
+async def test_a_salt_that_is_no_text_is_refused_and_not_read_as_one(salt: str) -> None:
+    body = f'{{"model": "m", "messages": [], "cache_salt": {salt}}}'.encode()
+    async with RawWorker(ANSWERS).running() as worker, inside(plane([worker.url], extra=tenants("acme"))) as gateway:
+        response = await ask(gateway, post(body, bearer("acme")))
+        assert (response.status, response.error["param"]) == (400, "cache_salt")
+        assert worker.requests == []
+
+
+async def test_a_salt_that_is_empty_or_null_is_none() -> None:
+    async with RawWorker(ANSWERS).running() as worker, inside(plane([worker.url], extra=tenants("acme"))) as gateway:
+        for more in (b"", b', "cache_salt": null', b', "cache_salt": ""'):
+            assert (await ask(gateway, post(b'{"model": "m"%b}' % more, bearer("acme")))).status == 200
+        salts = {json.loads(body)["cache_salt"] for _, body in worker.requests}
+        assert salts == {tenant_salt(SALT_KEY.encode(), "acme")}
+
+
+@pytest.mark.parametrize(
+    "path", [b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/messages", b"/v1/embeddings"]
+)
+async def test_every_kind_of_prompt_has_the_salt_and_nothing_else_has(path: bytes) -> None:
+    async with RawWorker(ANSWERS).running() as worker, inside(plane([worker.url], extra=tenants("acme"))) as gateway:
+        for each in (path, b"/tokenize", b"/v1/rerank"):
+            assert (await ask(gateway, post(b'{"model": "m"}', bearer("acme"), path=each))).status == 200
+        assert [b"cache_salt" in body for _, body in worker.requests] == [True, False, False]
+
+
+async def test_another_worker_gets_the_same_salted_body() -> None:
+    async with RawWorker(says(b"HTTP/1.1 500 No\r\ncontent-length: 2\r\n\r\nno")).running() as bad:
+        async with RawWorker(ANSWERS).running() as good:
+            config = plane([bad.url, good.url], extra=tenants("acme") + "routing: {policy: round_robin}\n")
+            async with inside(config) as gateway:
+                for _ in range(4):
+                    assert (await ask(gateway, post(b'{"model": "m"}', bearer("acme")))).status == 200
+        assert bad.requests
+        assert len({body for _, body in (*bad.requests, *good.requests)}) == 1
