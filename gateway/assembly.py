@@ -108,6 +108,7 @@ def rules(config: Config) -> Rules:
         retry_statuses=frozenset(retries.statuses),
         retries=RetryBudget(retries.share, retries.minimum),
         aliases=dict(config.routing.aliases),
+        fallbacks=dict(config.routing.fallbacks),
     )
 
 

@@ -32,6 +32,30 @@ def served_model(fleet: FleetState, model: str | None, may_use: Callable[[str], 
     return model
 
 
+def fallback_of(
+    fleet: FleetState, model: str, others: Sequence[str], now: float, may_use: Callable[[str], bool] | None = None
+) -> str | None:
+    """The first of `others` that can be served, and that may be used, where `model` cannot; else None."""
+    if _can_serve(fleet, model, now):
+        return None
+    for other in others:
+        if (may_use is None or may_use(other)) and _can_serve(fleet, other, now):
+            return other
+    return None
+
+
+def _can_serve(fleet: FleetState, model: str, now: float) -> bool:
+    """Is there a worker of it that is well and has room?"""
+    return any(
+        not worker.draining
+        and not worker.unhealthy
+        and worker.resting_until <= now
+        and fleet.ejections.until(worker.id) is None
+        and worker.has_room()
+        for worker in fleet.serving(model)
+    )
+
+
 def unknown_model(fleet: FleetState, model: str, may_use: Callable[[str], bool] | None = None) -> ApiError:
     """The error for a name that no worker answers to. It names no model but those that `may_use` says."""
     if not fleet.models:

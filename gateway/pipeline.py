@@ -21,11 +21,11 @@ from backends.upstream_request import WorkerAccess, render_request
 from cache.prefix_index import PrefixIndex
 from gateway import tenant_gate
 from gateway.api_error import ApiError
-from gateway.calls import read_call
+from gateway.calls import Call, read_call
 from gateway.dialects.anthropic import ANTHROPIC
 from gateway.dialects.openai import OPENAI
 from gateway.exchange import Exchange
-from gateway.model_choice import served_model, workers_for
+from gateway.model_choice import fallback_of, served_model, workers_for
 from gateway.model_rewrite import renamed
 from gateway.own_answers import own_answer, speaks_anthropic
 from gateway.placement import Placement
@@ -59,6 +59,7 @@ class Rules:
     retry_statuses: frozenset[int] = frozenset({500, 502, 503, 504})
     retries: RetryBudget = field(default_factory=RetryBudget)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    fallbacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Target(Protocol):
@@ -160,6 +161,8 @@ class RequestPipeline:
             exchange.body = renamed(exchange.body, alias)
         if tenant is not None:
             tenant_gate.check_model(exchange, call, tenant, named)
+        if call.model in self.rules.fallbacks:
+            self._fall_back(exchange, call, may_use)
         if not call.may_go_anywhere:
             call.model = served_model(self.fleet, call.model, may_use)
         record = exchange.record
@@ -174,6 +177,15 @@ class RequestPipeline:
             self._read_prompt(exchange)
         else:
             self._dispatch(exchange)
+
+    def _fall_back(self, exchange: Exchange, call: Call, may_use: Callable[[str], bool] | None) -> None:
+        """Take another model where nobody can serve the one that was asked for."""
+        assert call.model is not None, "it has fallbacks"
+        others = self.rules.fallbacks[call.model]
+        model = fallback_of(self.fleet, call.model, others, self._loop.time(), may_use)
+        if model is not None:
+            call.model = model
+            exchange.body = renamed(exchange.body, model)
 
     # 2. Tokens and blocks
 

@@ -15,7 +15,19 @@ import pytest
 from gateway.pipeline import RequestPipeline
 from gateway.request_record import RequestRecord
 from gateway.tenancy import Tenant
-from tests.data_plane_fixtures import Inside, RawWorker, Turn, ask, client_of, hold, inside, plane, post, says
+from tests.data_plane_fixtures import (
+    Inside,
+    RawWorker,
+    Turn,
+    ask,
+    client_of,
+    hold,
+    inside,
+    plane,
+    post,
+    refusing_url,
+    says,
+)
 from tests.gateway_fixtures import config_for, eventually
 from tests.tenant_fixtures import KEYS, bearer, tenants
 from tests.test_tenants import ANSWER, ANSWERS, CHAT, HEAD, client
@@ -107,6 +119,31 @@ async def test_a_path_that_a_tenant_may_not_use_is_refused() -> None:
                 await acme.embeddings.create(model="m", input="text")
             assert told.value.code == "path_not_allowed"
             assert len(worker.requests) == 1
+
+
+async def test_where_a_model_cannot_be_served_another_one_is_that_the_tenant_may_use() -> None:
+    """The first request finds out that the worker is gone; those behind it go elsewhere."""
+    extra = (
+        tenants("acme", "beta, models: [big, small]", "crew, models: [big]")
+        + "routing: {aliases: {best: big}, fallbacks: {big: [gone, medium, small]}}\n"
+        + "upstream: {cooldown: 60s, cooldown_max: 60s}\nlimits: {drain_timeout: 0}\n"
+    )
+    async with RawWorker(ANSWERS).running() as worker:
+        models = (", models: [big]", ", models: [medium, small]")
+        config = config_for([refusing_url(), worker.url], extra, workers_extra=models)
+        async with inside(config) as gateway:
+            async with client(gateway, KEYS["acme"]) as one:
+                with pytest.raises(openai.APIStatusError):
+                    await one.chat.completions.create(**{**CHAT, "model": "big"})
+            for name, model in (("acme", "big"), ("acme", "best"), ("acme", "small"), ("beta", "big")):
+                async with client(gateway, KEYS[name]) as one:
+                    await one.chat.completions.create(**{**CHAT, "model": model})
+            sent = [json.loads(body)["model"] for _, body in worker.requests]
+            assert sent == ["medium", "medium", "small", "small"]
+            async with client(gateway, KEYS["crew"]) as one:
+                with pytest.raises(openai.APIStatusError) as told:
+                    await one.chat.completions.create(**{**CHAT, "model": "big"})
+                assert told.value.status_code in (502, 503), "it may use no other"
 
 
 # --- caps

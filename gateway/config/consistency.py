@@ -28,6 +28,7 @@ def inconsistencies(config: Config) -> list[Problem]:
         *_bounds(config),
         *_tenants(config),
         *_issuer(config),
+        *_fallbacks(config),
     ]
 
 
@@ -149,6 +150,12 @@ def _tenants(config: Config) -> Iterator[Problem]:
                     yield Problem(f"{section}[{position}].forward_client_key", reason)
     elif config.tenants != type(config.tenants)():
         yield Problem("tenants.members", "expected a list of at least 1 beside the other settings of tenants")
+
+
+def _fallbacks(config: Config) -> Iterator[Problem]:
+    for model, others in config.routing.fallbacks.items():
+        if model in others:
+            yield Problem(f"routing.fallbacks.{model}", "must not name the model itself")
 
 
 def _issuer(config: Config) -> Iterator[Problem]:
