@@ -53,6 +53,11 @@ class Member:
     """Ranks whose feed is live."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
+    @property
+    def takes_salt(self) -> bool:
+        """Does it take the salts of tenants?"""
+        return self.spec.cache_salt
+
 
 class Fleet:
     """All workers. Use it within one loop; `close` ends everything."""

@@ -34,6 +34,8 @@ class WorkerSpec:
     models: tuple[str, ...] = ()
     api_key: str | None = None
     forward_client_key: bool = False
+    cache_salt: bool = True
+    """It takes the salts of tenants."""
     weight: float = 1.0
     block_size: int = 16
     kv_blocks: int | None = None

@@ -56,6 +56,7 @@ def spec_at(
         models=settings.models or (),
         api_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
         forward_client_key=settings.forward_client_key,
+        cache_salt=settings.cache_salt,
         weight=settings.weight if weight is None else weight,
         block_size=settings.block_size,
         kv_blocks=settings.kv_blocks,
@@ -107,6 +108,7 @@ def rules(config: Config) -> Rules:
         retry_statuses=frozenset(retries.statuses),
         retries=RetryBudget(retries.share, retries.minimum),
         aliases=dict(config.routing.aliases),
+        fallbacks=dict(config.routing.fallbacks),
     )
 
 

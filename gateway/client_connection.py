@@ -12,6 +12,7 @@ import re
 import select
 import socket
 import struct
+from dataclasses import replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, cast
 
@@ -200,6 +201,9 @@ class ClientConnection(asyncio.Protocol):
         head, length, parser = _HEADS.read(raw, self)
         self._complete = False
         self._head = head
+        if (head.chunked or (length or 0) > len(data)) and self.server.pipeline.unwelcome(head):
+            self._begin(replace(head, keep_alive=False), b"")  # refused, and what comes of its body is dropped
+            return b""
         if head.chunked:
             self._parser = parser
             self._phase = _CHUNKS

@@ -16,6 +16,7 @@ from gateway.dialects.base import NO_USAGE
 from gateway.dialects.openai import OPENAI
 from gateway.request_record import Outcome, RequestRecord
 from gateway.stream_watch import USAGE_MARK, StreamWatch
+from policies.tenant import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     from gateway.calls import Call
     from gateway.client_connection import ClientConnection
     from gateway.dialects.base import Dialect
+    from gateway.model_rewrite import Splice
     from gateway.prompts import PromptView
+    from gateway.tenancy import Tenant, Ticket
     from policies.retry_budget import RetryBudget
+    from policies.tenant import TenantPolicy
     from policies.types import BlockHash
 
 _FIRST_ERROR_STATUS: Final = 400
@@ -42,6 +46,9 @@ _TAIL_BYTES: Final = 4096
 
 class Pipeline(Protocol):
     """What an exchange tells the pipeline; each call is synchronous."""
+
+    def unwelcome(self, head: RequestHead) -> bool:
+        """Is a request certain to be refused, whatever its body?"""
 
     def begin(self, exchange: Exchange) -> None:
         """A whole request has been read."""
@@ -69,11 +76,11 @@ class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
     __slots__ = (
-        "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "cut_short", "deadline",
-        "dialect", "finished", "follows", "head", "is_object", "keep_alive", "key", "pending", "pool", "predicted",
-        "progress", "prompt", "record", "repeatable", "request_id", "reservation", "retrying", "reused", "salt",
-        "seen_bytes", "session", "streaming", "tail", "teaches", "tried", "until_close", "upstream", "watch",
-        "worker", "write",
+        "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "counts_events", "cut_short",
+        "deadline", "dialect", "finished", "follows", "head", "is_object", "keep_alive", "key", "n_events", "pending",
+        "policy", "pool", "predicted", "progress", "prompt", "rate_fields", "record", "repeatable", "request_id",
+        "reservation", "retrying", "reused", "salt", "salting", "seen_bytes", "session", "streaming", "tail",
+        "teaches", "tenant", "ticket", "tried", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
 
     def __init__(self, client: ClientConnection, head: RequestHead, body: bytes, request_id: bytes) -> None:
@@ -108,6 +115,13 @@ class Exchange:
         self.session: bytes | None = None  # what keeps it together with others
         self.key: int | None = None  # of the same, for policies that go by it
         self.salt = ""
+        self.salting: Splice | None = None  # what makes of the body that of a worker which takes salts
+        self.tenant: Tenant | None = None  # None where there are none, or it is not known yet
+        self.policy: TenantPolicy = DEFAULT_POLICY
+        self.ticket: Ticket | None = None  # where it counts against a tenant's rates
+        self.rate_fields = b""  # what the client is told of them: lines, each led by CRLF
+        self.counts_events = False  # True where tokens must be counted that the worker may not report
+        self.n_events = 0  # of a stream
         self.repeatable = True  # False where a second worker may not be asked once one has received it
         self.teaches = False  # True where its first byte tells how long its prefill took
         self.follows = False  # True where only the worker of an earlier answer can give this one
@@ -146,6 +160,7 @@ class Exchange:
         record.response_bytes = len(body)
         if status >= _FIRST_ERROR_STATUS:
             record.outcome = Outcome.CLIENT_ERROR if status < _FIRST_SERVER_ERROR else Outcome.FAILED
+        fields += self.rate_fields
         answer = render_response(status, body, self.request_id, keep_alive=self.keep_alive, fields=fields)
         if self.head.method == b"HEAD":  # a body would be read as the next answer (RFC 9110 §9.3.2)
             answer = answer[: len(answer) - len(body)]
@@ -213,8 +228,8 @@ class Exchange:
                 self.is_object = head.plain_json
         self.beginning = b"" if status == _OK and self.dialect.has_ids else None
         framing = self._framing(head, length)
-        self.pending = b"HTTP/1.1 %d %b%b\r\nx-request-id: %b%b%b\r\n\r\n" % (
-            status, head.reason, head.fields, self.request_id, self._worker_field(), framing,
+        self.pending = b"HTTP/1.1 %d %b%b\r\nx-request-id: %b%b%b%b\r\n\r\n" % (
+            status, head.reason, head.fields, self.request_id, self._worker_field(), self.rate_fields, framing,
         )  # fmt: skip
         if body:
             self.response_data(body)
@@ -251,6 +266,8 @@ class Exchange:
                     return
                 if not data:
                     return  # the beginning of an event
+            if self.counts_events:
+                self.n_events += data.count(b"\ndata:") + data.startswith(b"data:")
         else:
             self.tail = data if len(data) >= _TAIL_BYTES else (self.tail + data)[-_TAIL_BYTES:]
         if not self.streaming or self.beginning is not None:

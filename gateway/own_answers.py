@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
@@ -34,9 +34,10 @@ def own_answer(
     *,
     anthropic: bool,
     aliases: Mapping[str, str] = MappingProxyType({}),
+    may_use: Callable[[str], bool] | None = None,
 ) -> bytes:
     """The JSON body of a 200 to a GET. `aliases` are further names of models; those of models that are served are
-    listed too.
+    listed too. A model is told to those only of whom `may_use` says that they may use it, by one of its names.
 
     Raises:
         ApiError: 404 for a model that nobody serves, 503 from `/health` while no worker has told its models.
@@ -46,13 +47,15 @@ def own_answer(
             raise ApiError(503, "No worker of this fleet has told its models yet.", code="no_worker")
         return b"{}"
     cards = _with_aliases(fleet.merged_cards(), aliases)
+    if may_use is not None:
+        cards = [card for card in cards if may_use(str(card["id"])) or may_use(aliases.get(str(card["id"]), ""))]
     if kind is Kind.MODELS:
         return _anthropic_list(cards) if anthropic else orjson.dumps({"object": "list", "data": cards})
     name = unquote_to_bytes(path[_MODEL_PREFIX:]).decode("utf-8", "replace")
     for card in cards:
         if card["id"] == name:
             return orjson.dumps(_anthropic_card(card) if anthropic else card)
-    raise unknown_model(fleet, name)
+    raise unknown_model(fleet, name, may_use)
 
 
 def _with_aliases(cards: Sequence[Card], aliases: Mapping[str, str]) -> Sequence[Card]:

@@ -15,15 +15,17 @@ from typing import Final, Protocol
 from backends.errors import UpstreamFault
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
+from backends.http1 import RequestHead
 from backends.upstream_pool import UpstreamPool
 from backends.upstream_request import WorkerAccess, render_request
 from cache.prefix_index import PrefixIndex
+from gateway import tenant_gate
 from gateway.api_error import ApiError
-from gateway.calls import read_call
+from gateway.calls import Call, read_call
 from gateway.dialects.anthropic import ANTHROPIC
 from gateway.dialects.openai import OPENAI
 from gateway.exchange import Exchange
-from gateway.model_choice import served_model, workers_for
+from gateway.model_choice import fallback_of, served_model, workers_for
 from gateway.model_rewrite import renamed
 from gateway.own_answers import own_answer, speaks_anthropic
 from gateway.placement import Placement
@@ -32,6 +34,7 @@ from gateway.reader_table import ReaderTable
 from gateway.request_record import Observer, Outcome
 from gateway.routes import RouteTable, dialect_of
 from gateway.telemetry.trace_context import TraceContext
+from gateway.tenancy import Tenancy
 from policies import ejection
 from policies.retry_budget import RetryBudget
 from policies.routing import Needs
@@ -56,6 +59,7 @@ class Rules:
     retry_statuses: frozenset[int] = frozenset({500, 502, 503, 504})
     retries: RetryBudget = field(default_factory=RetryBudget)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    fallbacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Target(Protocol):
@@ -63,6 +67,10 @@ class Target(Protocol):
 
     pool: UpstreamPool
     access: WorkerAccess
+
+    @property
+    def takes_salt(self) -> bool:
+        """Does it take the salts of tenants?"""
 
 
 class RequestPipeline:
@@ -89,6 +97,7 @@ class RequestPipeline:
         self.readers = readers
         self.rules = rules
         self.observers = tuple(observers)
+        self.tenancy: Tenancy | None = None  # None where nobody is asked for a key
         self.trace: Callable[[bytes | None], TraceContext] | None = None  # None where no spans are made
         self._targets = targets
         self._index = index
@@ -98,6 +107,10 @@ class RequestPipeline:
         self._reader_failed = False
 
     # 1. In: a whole request has been read
+
+    def unwelcome(self, head: RequestHead) -> bool:
+        """Is a request certain to be refused, whatever its body?"""
+        return self.tenancy is not None and tenant_gate.unwelcome(head, self.tenancy)
 
     def begin(self, exchange: Exchange) -> None:
         """Answer the request, or find out what it needs and send it on its way."""
@@ -121,6 +134,9 @@ class RequestPipeline:
 
     def _begin(self, exchange: Exchange) -> None:
         head = exchange.head
+        tenancy = self.tenancy
+        tenant = None if tenancy is None else tenant_gate.identify(exchange, tenancy)
+        may_use = None if tenant is None else tenant.may_use
         try:
             route = self.routes.find(head.path, head.method)
         except ApiError:
@@ -130,27 +146,46 @@ class RequestPipeline:
         if route.answered_here:
             anthropic = speaks_anthropic(head.fields)
             exchange.dialect = ANTHROPIC if anthropic else OPENAI
-            answer = own_answer(route.kind, head.path, self.fleet, anthropic=anthropic, aliases=self.rules.aliases)
+            aliases = self.rules.aliases
+            answer = own_answer(
+                route.kind, head.path, self.fleet, anthropic=anthropic, aliases=aliases, may_use=may_use
+            )
             exchange.respond(200, answer)
             return
         call = exchange.call = read_call(route, exchange.body, head.path)
         exchange.repeatable = route.idempotent
-        alias = self.rules.aliases.get(call.model) if call.model is not None else None
+        named = call.model
+        alias = self.rules.aliases.get(named) if named is not None else None
         if alias is not None:
             call.model = alias
             exchange.body = renamed(exchange.body, alias)
+        if tenant is not None:
+            tenant_gate.check_model(exchange, call, tenant, named)
+        if call.model in self.rules.fallbacks:
+            self._fall_back(exchange, call, may_use)
         if not call.may_go_anywhere:
-            call.model = served_model(self.fleet, call.model)
+            call.model = served_model(self.fleet, call.model, may_use)
         record = exchange.record
         record.kind = route.kind.value
         record.dialect = route.dialect.name
         record.model = call.model
         record.streams = call.streams
+        if tenant is not None:
+            tenant_gate.admit(exchange, call, tenant, self._loop.time())
         self.placement.recognise(exchange)
         if self.placement.needs is _PREFIXES and call.has_prompt:
             self._read_prompt(exchange)
         else:
             self._dispatch(exchange)
+
+    def _fall_back(self, exchange: Exchange, call: Call, may_use: Callable[[str], bool] | None) -> None:
+        """Take another model where nobody can serve the one that was asked for."""
+        assert call.model is not None, "it has fallbacks"
+        others = self.rules.fallbacks[call.model]
+        model = fallback_of(self.fleet, call.model, others, self._loop.time(), may_use)
+        if model is not None:
+            call.model = model
+            exchange.body = renamed(exchange.body, model)
 
     # 2. Tokens and blocks
 
@@ -219,13 +254,16 @@ class RequestPipeline:
     def _send(self, exchange: Exchange, worker: Worker, target: Target, *, fresh: bool = False) -> None:
         exchange.attempts += not fresh  # a second try on the same worker is not another attempt
         head = exchange.head
+        salting = exchange.salting
+        # With tenants the client's key is for this gateway alone.
+        credentials = target.access.lines(head) if exchange.tenant is None else target.access.own
         request = render_request(
             head,
-            exchange.body,
+            exchange.body if salting is None or not target.takes_salt else salting.into(exchange.body),
             host=worker.authority,
             request_id=exchange.request_id,
             via=self._via,
-            credentials=target.access.lines(head),
+            credentials=credentials,
             forwarded=exchange.client.forwarded_fields(head),
             traceparent=None if exchange.record.trace is None else exchange.record.trace.traceparent,
         )
@@ -253,7 +291,8 @@ class RequestPipeline:
         answer_id = exchange.dialect.answer_id(beginning)
         if answer_id is None or exchange.worker is None:
             return False
-        self.placement.answered(answer_id, exchange.worker, self._loop.time())
+        scope = b"" if exchange.tenant is None else exchange.tenant.scope
+        self.placement.answered(answer_id, exchange.worker, self._loop.time(), scope=scope)
         return True
 
     def would_retry(self, exchange: Exchange, status: int) -> bool:
@@ -337,6 +376,8 @@ class RequestPipeline:
         now = exchange.record.finished_at = self._loop.time()
         self.live.discard(exchange)
         self._release(exchange, now)
+        if exchange.ticket is not None:
+            tenant_gate.release(exchange, now)
         if exchange.retrying is not None:
             exchange.retrying.give_back()
         if exchange.failed:

@@ -82,13 +82,14 @@ class Placement:
         """Find out what keeps this request together with others, while its fields are at hand."""
         call = exchange.call
         assert call is not None, "read before"
+        scope = b"" if exchange.tenant is None else exchange.tenant.scope
         if call.follows is not None:
-            exchange.session = _ANSWER + call.follows.encode()
+            exchange.session = scope + _ANSWER + call.follows.encode()
             exchange.follows = True
         elif self._session_of is not None and (found := self._session_of(exchange.head.fields)) is not None:
             named = _short(found[1].strip())
             if named:  # a session has a home for each model: not every worker serves all of them
-                exchange.session = b"%b\n%b" % ((call.model or "").encode(), named)
+                exchange.session = b"%b%b\n%b" % (scope, (call.model or "").encode(), named)
         salt = call.fields.get("cache_salt")
         exchange.salt = salt if type(salt) is str else ""
         exchange.teaches = call.streams and not call.is_batch
@@ -159,9 +160,9 @@ class Placement:
             return [worker.load(now) for worker in workers]
         return [worker.view(now) for worker in workers]
 
-    def answered(self, answer_id: str, worker: Worker, now: float) -> None:
-        """Only this worker can go on from that answer."""
-        self._affinity.put(_ANSWER + answer_id.encode(), worker.id, now)
+    def answered(self, answer_id: str, worker: Worker, now: float, *, scope: bytes = b"") -> None:
+        """Only this worker can go on from that answer, for requests of the tenant of that scope."""
+        self._affinity.put(scope + _ANSWER + answer_id.encode(), worker.id, now)
 
     def _home(
         self,

@@ -32,6 +32,8 @@ from gateway.config import Config, Model
 from gateway.discover import follow_discovery
 from gateway.forwarding import Forwarding
 from gateway.http_server import HttpServer
+from gateway.jwks import follow_jwks
+from gateway.jwt_tenants import JwtVerifier
 from gateway.listen_error import listening
 from gateway.pipeline import RequestPipeline
 from gateway.placement import Placement
@@ -45,7 +47,10 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.exposition import make_registry
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.span_export import SpanExport
+from gateway.telemetry.tenant_metrics import TenantMetrics
 from gateway.telemetry.trace_context import trace_of
+from gateway.tenancy import Tenant
+from gateway.tenant_assembly import tenancy_of
 from gateway.tls import ServerTls
 from gateway.token_memory import TokenMemory
 from gateway.watchdog import Watchdog
@@ -66,7 +71,7 @@ class Program:
     """The gateway. Make it within a running loop; `start`, later `close`."""
 
     def __init__(self, config: Config) -> None:
-        """Raises TokenizerError or TlsError where files cannot be used."""
+        """Raises TokenizerError, TlsError or ConfigError where files cannot be used."""
         self.config = config
         self.loop = asyncio.get_running_loop()
         self.started = False
@@ -78,6 +83,8 @@ class Program:
         self._tasks: set[asyncio.Task[None]] = set()
         self._discoveries: set[asyncio.Task[None]] = set()
         self._tokenizers: dict[Model, Tokenizer] = {}
+        self._issuer: JwtVerifier | None = None
+        self._following: asyncio.Task[None] | None = None
         self._certificates_due = 0.0
         self.admin_port: int | None = None
         self.tls = None if config.listen.tls is None else ServerTls(config.listen.tls)
@@ -104,13 +111,16 @@ class Program:
             via=self._via,
             rules=assembly.rules(config),
         )
+        self.pipeline.tenancy = tenancy_of(config, self.loop.time())
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
+        self.tenant_metrics = TenantMetrics(self._tenants)
         self.recent = RecentRequests(config.admin.requests_kept)
         self.spans = self._exporter(config)
         self._sending: asyncio.Task[None] | None = None
         self._observe(config)
-        self.admin = AdminServer(ProgramControl(self), make_registry(gauges_of(self), self.metrics), self.recent)
+        registry = make_registry(gauges_of(self), self.metrics, self.tenant_metrics)
+        self.admin = AdminServer(ProgramControl(self), registry, self.recent)
         self.watchdog = Watchdog(self.state, self.pipeline)
         self.server = HttpServer(
             self.pipeline,
@@ -134,6 +144,7 @@ class Program:
                 self.admin_port = await self.admin.start(admin.host, admin.port)
         self.fleet.reconcile(CONFIGURED, self._specs(config), grace=0.0)
         self._discover(config)
+        self._follow_issuer()
         await self.fleet.first_round(_FIRST_ROUND_SECONDS)
         _report_names(config, self.state)
         listen = config.listen
@@ -164,7 +175,7 @@ class Program:
         """Put another configuration in place of the one in force; returns the settings that need a restart.
 
         Raises:
-            TokenizerError, TlsError, StoppingError: Nothing was changed.
+            TokenizerError, TlsError, ConfigError, StoppingError: Nothing was changed.
         """
         tokenizers: dict[Model, Tokenizer] = {}
         for model in config.models:
@@ -179,11 +190,18 @@ class Program:
         if config.listen.tls is not None and config.listen.tls != self.config.listen.tls:
             ServerTls(config.listen.tls)  # else the restart that it waits for would fail
         spans = self.spans if _same_collector(self.config, config) else self._exporter(config)
+        tenancy = tenancy_of(config, self.loop.time(), before=self.pipeline.tenancy)
         if self.stopping:
             raise StoppingError("the gateway is stopping")
         restart = _needs_restart(self.config, config)
         self._put_in_force(config, tokenizers, specs, spans)
+        self.pipeline.tenancy = tenancy
+        self._follow_issuer()
         return restart
+
+    def take_up_keys(self) -> None:
+        """Read the tenants' keys anew. Raises ConfigError where nothing was changed."""
+        self.pipeline.tenancy = tenancy_of(self.config, self.loop.time(), before=self.pipeline.tenancy)
 
     def _put_in_force(
         self, config: Config, tokenizers: dict[Model, Tokenizer], specs: list[WorkerSpec], spans: SpanExport | None
@@ -248,11 +266,17 @@ class Program:
         observers: list[Observer] = [self.metrics, self.drift]
         if config.admin.requests_kept:
             observers.append(self.recent)
+        if config.tenants.members:
+            observers.append(self.tenant_metrics)
         if config.log.access:
             observers.append(AccessLog())
         if self.spans is not None:
             observers.append(self.spans)
         self.pipeline.observers = tuple(observers)
+
+    def _tenants(self) -> Mapping[str, Tenant]:
+        tenancy = self.pipeline.tenancy
+        return {} if tenancy is None else tenancy.tenants
 
     def _exporter(self, config: Config) -> SpanExport | None:
         return None if config.telemetry.endpoint is None else SpanExport(config.telemetry, loop_time=self.loop.time)
@@ -304,6 +328,20 @@ class Program:
             self.background(follow_discovery(source, self.fleet, grace=config.discovery.drain), f"dns {source.name}")
             for source in config.discovery.dns
         }
+
+    def _follow_issuer(self) -> None:
+        """Read the keys of the tenants' issuer where it publishes them, and of no other."""
+        tenancy = self.pipeline.tenancy
+        issuer = None if tenancy is None else tenancy.issuer
+        if issuer is self._issuer:
+            return
+        self._issuer = issuer
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+        if issuer is not None and issuer.settings.jwks_url is not None:
+            following = follow_jwks(issuer, issuer.settings.jwks_url, issuer.settings.refresh)
+            self._following = self.background(following, "the issuer's keys")
 
     # -- what happens along the way
 

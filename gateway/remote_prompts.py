@@ -71,7 +71,7 @@ class RemoteReader:
         self._text = text
         self._limits = limits
         self._clock = clock
-        self._under_way: dict[tuple[TextBytes, bool], list[tuple[PromptView, _Tail, Callable[[], None]]]] = {}
+        self._under_way: dict[tuple[TextBytes, bool, str], list[tuple[PromptView, _Tail, Callable[[], None]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def available(self, call: Call) -> bool:
@@ -92,7 +92,7 @@ class RemoteReader:
         if not readable or len(text) > _MAX_BYTES:
             return self._text.read(call, adapter=adapter, block_sizes=block_sizes, longest=longest)
         special, salt = _adds_special(call, source), salt_of(call)
-        known = self._memory.find(text, special=special)
+        known = self._memory.find(text, special=special, salt=salt)
         view = view_of_ids(known.ids, self.name, adapter, block_sizes, salt=salt, share=source.share)
         if known.complete:
             return view
@@ -114,7 +114,7 @@ class RemoteReader:
         for already is not asked for twice.
         """
         tail = cast("_Tail", view.rest[0])
-        prompt = (tail.text, tail.special)
+        prompt = (tail.text, tail.special, tail.salt)
         waiting = self._under_way.get(prompt)
         if waiting is None and (len(self._under_way) >= _MAX_PENDING or self._remote.busy):
             return False
@@ -134,7 +134,7 @@ class RemoteReader:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _ask(self, prompt: tuple[TextBytes, bool], tail: _Tail) -> None:
+    async def _ask(self, prompt: tuple[TextBytes, bool, str], tail: _Tail) -> None:
         ids: TokenIds | None = None
         try:
             ids = await self._remote.tokenize(tail.asked_for, tail.request)
@@ -146,7 +146,7 @@ class RemoteReader:
         except Exception:
             log.exception("model %s: a prompt could not be tokenized", self.name)
         else:
-            self._memory.remember(tail.text, ids, special=tail.special)
+            self._memory.remember(tail.text, ids, special=tail.special, salt=tail.salt)
         for view, each, done in self._under_way.pop(prompt):
             _fill(view, each, ids)
             done()

@@ -66,9 +66,10 @@ class RequestRecord:
     """One request."""
 
     __slots__ = (
-        "arrived", "attempts", "cached_tokens", "dialect", "error", "finished_at", "first_byte_at", "kind", "method",
-        "model", "outcome", "path", "prompt_tokens", "request_id", "response_bytes", "response_model",
-        "restored_tokens", "routed_at", "session", "status", "streams", "trace", "traceparent", "usage",
+        "arrived", "attempts", "cached_tokens", "charged_tokens", "dialect", "error", "finished_at", "first_byte_at",
+        "kind", "method", "model", "outcome", "path", "prompt_tokens", "request_id", "response_bytes",
+        "response_model", "restored_tokens", "routed_at", "session", "status", "streams", "tenant", "trace",
+        "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, request_id: bytes, method: bytes, path: bytes, arrived: float) -> None:
@@ -78,6 +79,8 @@ class RequestRecord:
         self.arrived = arrived
         self.traceparent: bytes | None = None  # as the client sent it
         self.trace: TraceContext | None = None  # where a span is made: what went on to the worker
+        self.tenant = ""  # by name, "" where there are none or it showed no key of one
+        self.charged_tokens = 0  # against its tenant's rates
         self.kind = ""  # of the route, "" where there is none
         self.dialect = ""
         self.model: str | None = None  # as served, not as the client named it

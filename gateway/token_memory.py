@@ -12,7 +12,7 @@ from collections import OrderedDict
 from sys import getsizeof
 from typing import Final, NamedTuple
 
-from xxhash import xxh3_64, xxh3_128_digest
+from xxhash import xxh3_64, xxh3_128, xxh3_128_digest
 
 from cache.block_hash import TOKEN_BYTES
 from cache.text_blocks import TOKEN_TEXT_BYTES, TextBytes
@@ -79,14 +79,16 @@ class TokenMemory:
         """Prompts remembered."""
         return len(self._records)
 
-    def find(self, text: TextBytes, *, special: bool) -> Known:
-        """What is known of a prompt. `special` says that the engine adds special tokens to it."""
-        key = _whole(text, special=special)
+    def find(self, text: TextBytes, *, special: bool, salt: str = "") -> Known:
+        """What is known of a prompt. `special` says that the engine adds special tokens to it. What is known under
+        another cache salt is not: how long a prompt takes would tell who else has sent it.
+        """
+        key = _whole(text, special=special, salt=salt)
         whole = self._records.get(key)
         if whole is not None:
             self._records.move_to_end(key)
             return Known(whole.ids, len(text), complete=True)
-        for mark in reversed(_marks(text, special=special)):
+        for mark in reversed(_marks(text, special=special, salt=salt)):
             entry = self._marks.get(mark.hash)
             if entry is not None:
                 record, owner, n_tokens = entry
@@ -94,14 +96,14 @@ class TokenMemory:
                 return Known(TokenIds(record.ids[: n_tokens * TOKEN_BYTES]), mark.at, complete=False)
         return Known(TokenIds(b""), 0, complete=False)
 
-    def remember(self, text: TextBytes, ids: TokenIds, *, special: bool) -> None:
+    def remember(self, text: TextBytes, ids: TokenIds, *, special: bool, salt: str = "") -> None:
         """Keep the ids of a whole prompt, unless they alone are beyond the bound."""
         if text:
             self.tokens_per_byte += _NEWEST * (len(ids) / TOKEN_BYTES / len(text) - self.tokens_per_byte)
-        key = _whole(text, special=special)
+        key = _whole(text, special=special, salt=salt)
         if key in self._records:
             self._forget(key)
-        marks = _marks(text, special=special)
+        marks = _marks(text, special=special, salt=salt)
         record = _Record(ids, marks)
         if record.bytes > self.max_bytes:
             return
@@ -155,18 +157,28 @@ def _estimate(n_tokens: int, before: int, length: int) -> int:
     return max(int(n_tokens * (before - _CAUTION * nearer) / length) - _END_TOKENS, 0)
 
 
-def _whole(text: TextBytes, *, special: bool) -> bytes:
-    return xxh3_128_digest(text, seed=int(special))
+def _whole(text: TextBytes, *, special: bool, salt: str) -> bytes:
+    if not salt:
+        return xxh3_128_digest(text, seed=int(special))
+    state = xxh3_128(_scope(salt), seed=int(special))
+    state.update(text)
+    return state.digest()
 
 
-def _marks(text: TextBytes, *, special: bool) -> list[_Mark]:
-    """The marks of a text, its end among them. The tokens of a text are the same under every adapter and salt."""
+def _scope(salt: str) -> bytes:
+    """What no text begins with, and no two salts have in common."""
+    data = salt.encode("utf-8", "surrogatepass")
+    return b"\xff\xff" + len(data).to_bytes(8, "little") + data
+
+
+def _marks(text: TextBytes, *, special: bool, salt: str) -> list[_Mark]:
+    """The marks of a text, its end among them. The tokens of a text are the same under every adapter."""
     places = {len(text), *range(MARK_BYTES, len(text), MARK_BYTES)}
     at = text.find(_MESSAGE, 1)
     while at >= 0:
         places.add(at)
         at = text.find(_MESSAGE, at + 1)
-    state = xxh3_64(seed=int(special))
+    state = xxh3_64(_scope(salt) if salt else b"", seed=int(special))
     marks: list[_Mark] = []
     start = 0
     for end in sorted(places):

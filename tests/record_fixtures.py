@@ -38,9 +38,11 @@ def record(
     trace: TraceContext | None = None,
     error: str = "",
     arrived: float = 100.0,
+    tenant: str = "",
 ) -> RequestRecord:
     """Arrived at 100 s, routed after 10 ms, first byte after 50 ms, over after 1.05 s."""
     made = RequestRecord(request_id, b"POST", b"/v1/chat/completions", arrived)
+    made.tenant = tenant
     made.kind = kind
     made.dialect = "openai"
     made.model = model

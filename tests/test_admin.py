@@ -276,18 +276,29 @@ discovery:
   dns: [{name: pods.example, port: 8000, api_key: canary-dns}]
 admin: {token: canary-admin}
 telemetry: {endpoint: 'http://user:canary-password@collector:4318', headers: {authorization: canary-header}}
+tenants:
+  salt_key: canary-of-the-salts-of-all-tenants
+  members: [{name: acme, keys: ['sha256:ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a70000']}]
 """
 
 
 def test_the_canaries_stand_for_every_secret_there_is() -> None:
     assert ApiKey is not None
-    assert set(secrets_in(Config)) == {"workers.api_key", "discovery.dns.api_key", "admin.token", "telemetry.headers"}
+    assert set(secrets_in(Config)) == {
+        "workers.api_key",
+        "discovery.dns.api_key",
+        "admin.token",
+        "telemetry.headers",
+        "tenants.members.keys",
+        "tenants.salt_key",
+    }
 
 
 def test_the_effective_configuration_is_shown_without_a_secret() -> None:
     config = parse_config(SECRET_CONFIG)
     text = json.dumps(masked(config))
     assert "canary" not in text
+    assert "ca0a7" not in text
     shown = masked(config)
     assert shown["limits"] == config.model_dump(mode="json")["limits"]
     assert shown["telemetry"]["endpoint"] == "http://***@collector:4318"  # type: ignore[index]  # a section

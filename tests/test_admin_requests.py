@@ -54,13 +54,14 @@ async def test_the_list_is_newest_first_and_can_be_filtered() -> None:
     async with control_plane() as plane:
         plane.recent.finished(record(b"r-0", attempts=[attempt(W0)]))
         plane.recent.finished(record(b"r-1", attempts=[attempt(W0, fault="no answer in time"), attempt(W1)]))
-        plane.recent.finished(record(b"r-2", model="other model"))
+        plane.recent.finished(record(b"r-2", model="other model", tenant="acme"))
         plane.recent.finished(record(b"r-3", attempts=[], outcome=Outcome.CLIENT_ERROR, status=404, model=None))
         for query, wanted in (
             ("", ["r-3", "r-2", "r-1", "r-0"]),
             ("?limit=2", ["r-3", "r-2"]),
             ("?worker=w0", ["r-1", "r-0"]),
             ("?outcome=client_error", ["r-3"]),
+            ("?tenant=acme", ["r-2"]),
             ("?model=other%20model", ["r-2"]),
             ("?worker=w1&model=m&limit=1", ["r-1"]),
             ("?worker=none", []),
@@ -116,12 +117,14 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
         usage=Usage(130, 11, 90),
         trace=TraceContext(b"a" * 32, b"b" * 16, None, True, b""),
     )
+    done.tenant, done.charged_tokens = "acme", 141
     told = explanation(done, epoch=datetime(2026, 1, 1, tzinfo=UTC).timestamp() - 100.0)
     assert told == {
         "id": "r-1",
         "arrived": "2026-01-01T00:00:00.000+00:00",
         "method": "POST",
         "path": "/v1/chat/completions",
+        "tenant": "acme",
         "model": "m",
         "outcome": "ok",
         "status": 200,
@@ -141,6 +144,7 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
         "session_affinity": False,
         "response_model": None,
         "reported_prompt_tokens": 130,
+        "charged_tokens": 141,
         "response_bytes": 4321,
         "trace_id": "a" * 32,
         "times_s": {"routed": 0.01, "first_byte": 0.05, "finished": 1.05},

@@ -10,6 +10,7 @@ from cache.tokenizer import Tokenizer
 from tests.bench import dataplane, processes
 from tests.bench.clock import Effort
 from tests.bench.stages import Stages, show
+from tests.bench.tenant_timing import ks, measure
 from tests.tokens_fixtures import EMBEDDED
 
 
@@ -29,3 +30,18 @@ def test_the_data_plane_benchmark_names_the_packages_it_lacks(
     assert processes.missing_tools() == ["nginx-light", "wrk"]
     assert dataplane.main([]) == 2
     assert "apt-get install nginx-light wrk" in capsys.readouterr().out
+
+
+async def test_the_timing_of_tenants_is_measured() -> None:
+    timing = await measure(2, speed=500.0)
+    assert {len(times) for times in vars(timing).values()} == {2}
+
+
+def test_the_kolmogorov_smirnov_test_tells_samples_apart() -> None:
+    same = [float(number) for number in range(100)]
+    assert ks(same, same) == (0.0, 1.0)
+    assert ks(same, [number + 0.5 for number in same]) == pytest.approx((0.01, 1.0))
+    distance, p = ks(same, [number + 20 for number in same])
+    assert distance == pytest.approx(0.2)
+    assert 0.02 < p < 0.05
+    assert ks(same, [number + 1000 for number in same])[1] < 1e-20

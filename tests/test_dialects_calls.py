@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.api_error import ApiError
 from gateway.calls import Call, read_call
-from gateway.model_rewrite import with_model
+from gateway.model_rewrite import splice_of, with_model
 from gateway.multipart import form_field
 from gateway.prompt_text import amount
 from gateway.prompts import guess
@@ -271,6 +271,30 @@ def test_only_the_models_value_is_replaced(body: bytes, rewritten: bytes | None)
         rewritten = body.replace(b'"a"', b'"new"')
     fields = {**json.loads(body)}
     assert with_model(body, fields, "new") == rewritten
+
+
+@pytest.mark.parametrize(
+    ("body", "spliced"),
+    [
+        (b"{}", b'{"cache_salt":"s"}'),
+        (b' {"n":1}', b' {"cache_salt":"s","n":1}'),
+        (b'{"cache_salt" : "x", "n":1}', b'{"cache_salt" : "s", "n":1}'),
+        (b'{"cache_salt":null}', b'{"cache_salt":"s"}'),
+        (b'{"cache_salt":"a","cache_salt":"b"}', b'{"cache_salt":"a","cache_salt":"s"}'),
+        (b'{"cache_salt":null,"cache_salt":"b"}', b'{"cache_salt":null,"cache_salt":"s"}'),
+        (b'{"x":{"cache_salt":"a"}}', b'{"cache_salt":"s","x":{"cache_salt":"a"}}'),
+        (b'{"x":{"cache_salt":"a"},"cache_salt":"b"}', b'{"x":{"cache_salt":"a"},"cache_salt":"s"}'),
+        (b'{"cache\\u005fsalt":"b"}', b'{"cache\\u005fsalt":"s"}'),
+        (
+            b'{"m":[{"content":"\\"cache_salt\\":\\"x\\""}]}',
+            b'{"cache_salt":"s","m":[{"content":"\\"cache_salt\\":\\"x\\""}]}',
+        ),
+    ],
+)
+def test_any_field_is_replaced_or_added_in_the_same_way(body: bytes, spliced: bytes) -> None:
+    splice = splice_of(body, orjson.loads(body), "cache_salt", b'"s"')
+    assert splice.into(body) == spliced
+    assert orjson.loads(spliced)["cache_salt"] == "s"
 
 
 def test_a_model_of_the_same_name_changes_nothing() -> None:

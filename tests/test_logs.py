@@ -97,6 +97,7 @@ def test_an_access_line_in_json_has_its_fields_as_fields() -> None:
         "path": "/v1/chat/completions",
         "status": 200,
         "outcome": "ok",
+        "tenant": None,
         "worker": "w1",
         "attempts": 1,
         "model": "m",

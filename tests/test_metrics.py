@@ -28,6 +28,9 @@ from gateway.telemetry.exposition import make_registry, render
 from gateway.telemetry.gauges import TokenCache
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.series import Histogram
+from gateway.telemetry.tenant_metrics import TenantMetrics
+from gateway.tenancy import Tenant, TenantRules
+from policies.tenant import TenantPolicy
 from policies.types import WorkerId
 from tests.gateway_fixtures import model_text
 from tests.record_fixtures import W0, W1, attempt, record
@@ -41,7 +44,9 @@ def made(
     numbers: Numbers | None = None, *, drift: CacheDrift | None = None
 ) -> tuple[RequestMetrics, CollectorRegistry]:
     requests = RequestMetrics(drift or CacheDrift(lambda _: 16))
-    return requests, make_registry((numbers or Numbers()).gauges(), requests)
+    tenant = Tenant(TenantRules(TenantPolicy("acme")), bytes(32), 0.0)
+    tenants = TenantMetrics(lambda: {"acme": tenant})
+    return requests, make_registry((numbers or Numbers()).gauges(), requests, tenants)
 
 
 def value(registry: CollectorRegistry, name: str, labels: Mapping[str, str] | None = None) -> float | None:
@@ -304,3 +309,31 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
         if not family.name.startswith("process_")
     }
     assert names == documented()
+
+
+def test_tenants_are_counted_by_names_of_the_configuration_alone() -> None:
+    tenants = {name: Tenant(TenantRules(TenantPolicy(name)), bytes(32), 0.0) for name in ("acme", "beta")}
+    metrics = TenantMetrics(lambda: tenants)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    served = record(b"1", tenant="acme", usage=Usage(130, 11, 90))
+    served.charged_tokens = 141
+    refused = record(b"2", tenant="acme", attempts=[], outcome=Outcome.CLIENT_ERROR, status=429)
+    refused.error = "rate_limit_exceeded"
+    other = record(b"3", tenant="acme", attempts=[], outcome=Outcome.CLIENT_ERROR, status=400, error="whatever-it-was")
+    for each in (served, refused, other, record(b"4"), record(b"5", tenant="beta")):
+        metrics.finished(each)
+    tenants["acme"].limiter.take(0, 0.0)
+    acme = {"tenant": "acme"}
+    for name, expected in (("prompt", 130), ("cached", 90), ("completion", 11), ("charged", 141)):
+        assert value(registry, f"prefixgate_tenant_{name}_tokens_total", acme) == expected
+    assert value(registry, "prefixgate_tenant_requests_total", {**acme, "outcome": "ok", "status": "2xx"}) == 1
+    assert value(registry, "prefixgate_tenant_refusals_total", {**acme, "code": "rate_limit_exceeded"}) == 1
+    assert value(registry, "prefixgate_tenant_refusals_total", {**acme, "code": "whatever-it-was"}) is None
+    assert value(registry, "prefixgate_tenant_requests_in_flight", acme) == 1
+    assert value(registry, "prefixgate_tenant_prompt_tokens_total", {"tenant": "beta"}) == 128, "counted here"
+    del tenants["acme"]
+    assert value(registry, "prefixgate_tenant_prompt_tokens_total", acme) is None
+    assert list(metrics._counts) == ["beta"]
+    tenants.clear()
+    assert list(metrics.collect()) == []

@@ -35,13 +35,23 @@ class RecentRequests:
         return next((record for record in reversed(self._records) if record.request_id == wanted), None)
 
     def newest(
-        self, limit: int, *, worker: str | None = None, outcome: str | None = None, model: str | None = None
+        self,
+        limit: int,
+        *,
+        worker: str | None = None,
+        outcome: str | None = None,
+        model: str | None = None,
+        tenant: str | None = None,
     ) -> list[RequestRecord]:
         """At most `limit`, newest first. A request belongs to every worker that it was tried on."""
-        return list(islice(self._matching(worker, outcome, model), limit))
+        return list(islice(self._matching(worker, outcome, model, tenant), limit))
 
-    def _matching(self, worker: str | None, outcome: str | None, model: str | None) -> Iterator[RequestRecord]:
+    def _matching(
+        self, worker: str | None, outcome: str | None, model: str | None, tenant: str | None
+    ) -> Iterator[RequestRecord]:
         for record in reversed(self._records):
+            if tenant is not None and record.tenant != tenant:
+                continue
             if outcome is not None and record.outcome.value != outcome:
                 continue
             if model is not None and record.model != model:

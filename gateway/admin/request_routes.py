@@ -16,7 +16,7 @@ from gateway.request_record import Outcome
 
 _USUAL: Final = 50
 _MOST: Final = 1000
-_FILTERS: Final = frozenset({"worker", "outcome", "model", "limit"})
+_FILTERS: Final = frozenset({"worker", "outcome", "model", "tenant", "limit"})
 
 
 class RequestRoutes:
@@ -46,7 +46,11 @@ class RequestRoutes:
             known = ", ".join(Outcome)
             raise ApiError(400, f"outcome: expected one of {known}.", param="outcome", code="invalid_filter")
         records = self._recent.newest(
-            _limit(query.get("limit")), worker=query.get("worker"), outcome=outcome, model=query.get("model")
+            _limit(query.get("limit")),
+            worker=query.get("worker"),
+            outcome=outcome,
+            model=query.get("model"),
+            tenant=query.get("tenant"),
         )
         epoch = self._epoch()
         return answer({"data": [summary(record, epoch) for record in records]})

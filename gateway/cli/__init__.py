@@ -10,8 +10,10 @@ import typer
 
 from gateway import __version__
 
-COMMANDS: Final = ("demo", "serve", "check", "worker", "simulate", "replay", "version")
-"""Each is a function of the same name in the module of the same name, in the order of the help text."""
+COMMANDS: Final = ("demo", "serve", "check", "worker", "simulate", "replay", "version", "keys")
+"""Each is a function, or an application of several, of the same name in the module of the same name, in the order of
+the help text.
+"""
 
 _HELP: Final = """Send each LLM request to the worker that already holds its prefix.
 
@@ -60,7 +62,11 @@ def application(command: str | None = None) -> typer.Typer:
     app.callback(help=_HELP)(_options)
     for name in (command,) if command in COMMANDS else COMMANDS:
         module = importlib.import_module(f"gateway.cli.{name}")
-        app.command(name)(getattr(module, str(name)))
+        found = getattr(module, str(name))
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
     return app
 
 

@@ -53,10 +53,21 @@ def check(
         return
     try:
         settings = load_config(config)
+        keys = _keys_by_tenant(settings)
         loaded = _load_tokenizers(str(config), settings) if tokenizers else None
     except ConfigError as error:
         fail_config(error)
-    _print_summary(Console(), config, settings, loaded)
+    _print_summary(Console(), config, settings, loaded, keys)
+
+
+def _keys_by_tenant(config: Config) -> Mapping[str, int]:
+    """How many keys each tenant has. Raises ConfigError where the file of keys cannot be used."""
+    from gateway.tenant_assembly import keys_of  # noqa: PLC0415 - only where there is a configuration
+
+    counts = {tenant.name: 0 for tenant in config.tenants.members}
+    for name in keys_of(config).values() if counts else ():
+        counts[name] += 1
+    return counts
 
 
 def _load_tokenizers(source: str, config: Config) -> dict[str, Tokenizer]:
@@ -94,7 +105,9 @@ def _template_fault(path: Path) -> str | None:
     return None
 
 
-def _print_summary(console: Console, path: Path, config: Config, loaded: Mapping[str, Tokenizer] | None) -> None:
+def _print_summary(
+    console: Console, path: Path, config: Config, loaded: Mapping[str, Tokenizer] | None, keys: Mapping[str, int]
+) -> None:
     console.print(f"[bold green]✓[/] {escape(str(path))} is valid", soft_wrap=True)
     listen = config.listen
     console.print(
@@ -111,7 +124,14 @@ def _print_summary(console: Console, path: Path, config: Config, loaded: Mapping
         for model in config.models:
             models.add_row(*(escape(cell) for cell in _model_cells(model, loaded)))
         console.print(models)
-    for note in _notes(config, loaded or {}):
+    if keys:
+        tenants = Table("tenant", "priority", "weight", "keys", "cache", box=None, pad_edge=False)
+        for tenant in config.tenants.members:
+            cache = "private" if tenant.cache.group is None else f"shared in {tenant.cache.group}"
+            cells = tenant.name, tenant.priority, f"{tenant.weight:g}", str(keys[tenant.name]), cache
+            tenants.add_row(*(escape(cell) for cell in cells))
+        console.print(tenants)
+    for note in (*_notes(config, loaded or {}), *_tenant_notes(config, keys)):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
 
 
@@ -139,8 +159,28 @@ def _notes(config: Config, loaded: Mapping[str, Tokenizer]) -> list[str]:
     ]
     if config.routing.policy == "cost" and not any(model.tokenizer for model in config.models):
         notes.append("no model has a tokenizer: prompts are compared by their text")
-    if config.listen.host in {"0.0.0.0", "::"}:  # noqa: S104 - compared with, not bound to
+    if config.listen.host in {"0.0.0.0", "::"} and not config.tenants.members:  # noqa: S104 - compared with, not bound to
         notes.append("the gateway accepts connections from other machines and asks no one for a key")
     if len(config.workers) == 1:
         notes.append("with a single worker there is nothing to choose")
+    return notes
+
+
+def _tenant_notes(config: Config, keys: Mapping[str, int]) -> list[str]:
+    if not keys:
+        return []
+    notes = [f"tenant {name} has no key: nobody can be it" for name, count in keys.items() if not count]
+    groups = [tenant.cache.group for tenant in config.tenants.members if tenant.cache.group is not None]
+    notes += [
+        f"cache group {group} has one tenant only: it shares with nobody"
+        for group in sorted({*groups})
+        if groups.count(group) == 1
+    ]
+    notes += [
+        f"worker {worker.name} is given no cache_salt: its KV cache is not kept apart by tenant"
+        for worker in config.workers
+        if not worker.cache_salt
+    ]
+    if config.tenants.salt_key is None:
+        notes.append("without tenants.salt_key this gateway makes its own: several gateways need the same one")
     return notes

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 from backends.tls import TlsError
 from cache.tokenizer import TokenizerError
 from gateway.cli.console import fail
+from gateway.config import ConfigError
 from gateway.listen_error import ListenError
 
 _ADDRESS_ERRORS: Final = frozenset(
@@ -28,7 +29,7 @@ def told_plainly(host: str, port: int, *, if_taken: str, flags: Mapping[str, str
     """
     try:
         yield
-    except (TokenizerError, TlsError) as error:
+    except (TokenizerError, TlsError, ConfigError) as error:
         fail(str(error))
     except ListenError as error:
         if error.unknown_host:

@@ -7,6 +7,7 @@ from gateway.config.health import Health
 from gateway.config.load import config_from_flags, json_schema, load_config, parse_config
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config, Index, Limits, ListenTls, Model, Tokens, Upstream
+from gateway.config.tenants import JwtIssuer, Tenant, TenantModel, Tenants
 from gateway.config.workers import DnsDiscovery, KvEvents, UpstreamTls, Worker, WorkerSettings
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "DnsDiscovery",
     "Health",
     "Index",
+    "JwtIssuer",
     "KvEvents",
     "Limits",
     "ListenTls",
@@ -23,6 +25,9 @@ __all__ = [
     "Model",
     "Problem",
     "Telemetry",
+    "Tenant",
+    "TenantModel",
+    "Tenants",
     "Tokens",
     "Upstream",
     "UpstreamTls",

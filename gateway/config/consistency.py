@@ -26,6 +26,9 @@ def inconsistencies(config: Config) -> list[Problem]:
         *_models_and_workers(config),
         *_kv_events(config),
         *_bounds(config),
+        *_tenants(config),
+        *_issuer(config),
+        *_fallbacks(config),
     ]
 
 
@@ -118,6 +121,47 @@ def _kv_events(config: Config) -> Iterator[Problem]:
         path = f"workers[{position}].kv_events"
         if worker.kv_events.replay_endpoint == worker.kv_events.endpoint:
             yield Problem(f"{path}.replay_endpoint", "must differ from endpoint: they are two sockets of the worker")
+
+
+def _tenants(config: Config) -> Iterator[Problem]:
+    tenants = config.tenants.members
+    names: dict[str, int] = {}
+    owners: dict[str, str] = {}
+    for position, tenant in enumerate(tenants):
+        path = f"tenants.members[{position}]"
+        if tenant.name in names:
+            yield Problem(f"{path}.name", f"{tenant.name} is already that of tenants.members[{names[tenant.name]}]")
+        names.setdefault(tenant.name, position)
+        for place, key in enumerate(tenant.keys):
+            digest = key.get_secret_value()
+            if digest in owners:
+                yield Problem(f"{path}.keys[{place}]", f"tenant {owners[digest]} has this key already")
+            owners.setdefault(digest, tenant.name)
+        models = [model.name for model in tenant.per_model]
+        for place, name in enumerate(models):
+            if name in models[:place]:
+                first = models.index(name)
+                yield Problem(f"{path}.per_model[{place}].name", f"{name} is already that of per_model[{first}]")
+    if tenants:
+        for section, workers in (("workers", config.workers), ("discovery.dns", config.discovery.dns)):
+            for position, worker in enumerate(workers):
+                if worker.forward_client_key:
+                    reason = "must be false where there are tenants: a client's key is for the gateway alone"
+                    yield Problem(f"{section}[{position}].forward_client_key", reason)
+    elif config.tenants != type(config.tenants)():
+        yield Problem("tenants.members", "expected a list of at least 1 beside the other settings of tenants")
+
+
+def _fallbacks(config: Config) -> Iterator[Problem]:
+    for model, others in config.routing.fallbacks.items():
+        if model in others:
+            yield Problem(f"routing.fallbacks.{model}", "must not name the model itself")
+
+
+def _issuer(config: Config) -> Iterator[Problem]:
+    issuer = config.tenants.jwt
+    if issuer is not None and (issuer.jwks_url is None) == (issuer.jwks_file is None):
+        yield Problem("tenants.jwt", "needs one of jwks_url and jwks_file")
 
 
 def _bounds(config: Config) -> Iterator[Problem]:

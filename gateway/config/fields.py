@@ -26,6 +26,8 @@ EMBEDDED: Final = "embedded"
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _VISIBLE: Final = re.compile(r"[!-~]+")
 _KEY: Final = re.compile(r"[ -~]+")
+_KEY_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_LEAST_SECRET: Final = 32
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _URL_PATH: Final = re.compile(r"/[A-Za-z0-9._~!$&'()+,;=:@%/-]*")
 _FRAMING_HEADERS: Final = frozenset(
@@ -64,6 +66,18 @@ def _visible_ascii(text: str) -> str:
 def _key(secret: SecretStr) -> SecretStr:
     if not _KEY.fullmatch(secret.get_secret_value()):
         raise _expected("a key of printable ASCII characters, without line breaks")
+    return secret
+
+
+def _key_digest(secret: SecretStr) -> SecretStr:
+    if not _KEY_DIGEST.fullmatch(secret.get_secret_value()):
+        raise _expected("sha256: and 64 hexadecimal digits, as `prefixgate keys new` prints them, and not a key")
+    return secret
+
+
+def _long_secret(secret: SecretStr) -> SecretStr:
+    if len(secret.get_secret_value()) < _LEAST_SECRET:
+        raise _expected(f"a secret of at least {_LEAST_SECRET} characters")
     return secret
 
 
@@ -112,6 +126,20 @@ def _collector_url(text: str) -> str:
     if bad or re.search(r"\s", text):
         raise _expected("a URL such as http://127.0.0.1:4318")
     return text.rstrip("/")
+
+
+def _issuer_url(text: str) -> str:
+    """Plain HTTP only where nobody is in between: whoever changes the keys can be anybody."""
+    try:
+        parts = urlsplit(text)
+        host = resolvable_host(parts.hostname or "")
+        bad = parts.port == 0 or parts.username is not None or parts.password is not None
+    except ValueError:
+        raise _expected("a URL such as https://issuer.example/.well-known/jwks.json") from None
+    local = host in {"localhost", "127.0.0.1", "::1"}
+    if bad or re.search(r"\s", text) or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
+        raise _expected("a URL such as https://issuer.example/.well-known/jwks.json")
+    return text
 
 
 def _url_path(text: str) -> str:
@@ -175,6 +203,10 @@ def _resolved(path: Path, info: ValidationInfo) -> tuple[Path, bool]:
     return Path(info.context[BASE_DIR]) / path.expanduser(), True
 
 
+def _any_path(path: Path, info: ValidationInfo) -> Path:
+    return _resolved(path, info)[0]
+
+
 def _existing_file(path: Path, info: ValidationInfo) -> Path:
     path, look = _resolved(path, info)
     if look and not path.is_file():
@@ -197,15 +229,21 @@ Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_print
 WorkerName = Annotated[WorkerId, Field(min_length=1, max_length=256), AfterValidator(_visible_ascii)]
 TopicText = Annotated[str, AfterValidator(_printable)]
 ApiKey = Annotated[SecretStr, AfterValidator(_key)]
+KeyDigest = Annotated[SecretStr, AfterValidator(_key_digest)]
+LongSecret = Annotated[SecretStr, AfterValidator(_key), AfterValidator(_long_secret)]
+TenantName = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_visible_ascii)]
 HostText = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_listen_host)]
 UrlText = Annotated[str, AfterValidator(_worker_url), Field(json_schema_extra={"format": "uri"})]
 UrlPath = Annotated[str, AfterValidator(_url_path)]
 PathPattern = Annotated[str, AfterValidator(_path_pattern)]
 NetworkText = Annotated[str, AfterValidator(_network)]
 CollectorUrl = Annotated[str, AfterValidator(_collector_url), Field(json_schema_extra={"format": "uri"})]
+IssuerUrl = Annotated[str, AfterValidator(_issuer_url), Field(json_schema_extra={"format": "uri"})]
 EndpointText = Annotated[str, AfterValidator(_zmq_endpoint)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 FilePath = Annotated[Path, BeforeValidator(_to_path), AfterValidator(_existing_file)]
+NewPath = Annotated[Path, BeforeValidator(_to_path), AfterValidator(_any_path)]
+"""It need not exist."""
 TokenizerSource = Annotated[
     Path | Literal["embedded"] | None,
     BeforeValidator(_tokenizer_source),

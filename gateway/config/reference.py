@@ -116,10 +116,10 @@ def _type_of(info: FieldInfo) -> str:
     section = section_in(info.annotation)
     if section is not None:
         return "list of sections" if is_list(info.annotation) else "section"
+    if get_origin(info.annotation) is dict:
+        return "lists of text by name" if is_list(info.annotation) else "text by name"
     if is_list(info.annotation):
         return "list of " + ", ".join(dict.fromkeys(word for word in _words(info.annotation)))
-    if get_origin(info.annotation) is dict:
-        return "text by name"
     return ", ".join(dict.fromkeys(_words(info.annotation)))
 
 

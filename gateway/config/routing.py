@@ -10,6 +10,8 @@ from gateway.config.base import Strict
 from gateway.config.fields import HeaderName, Name
 from gateway.config.units import Duration
 
+Fallbacks = Annotated[tuple[Name, ...], Field(strict=False, min_length=1)]
+
 
 class CostPolicy(Strict):
     """The `cost` policy: predicted time to first token, counted in uncached prompt tokens."""
@@ -84,3 +86,6 @@ class Routing(Strict):
     """Further names for models: the name a client sends, and the name under which the workers serve it. The
     worker gets its own name. `/v1/models` lists an alias with its model as
     `root`."""
+    fallbacks: Annotated[dict[Name, Fallbacks], Field(strict=False)] = Field(default_factory=dict)
+    """Models to take in place of one, in order, by the names that workers serve: for a request that comes while no
+    worker of its model is well and has room. The worker gets the other model's name, and the answer tells it."""

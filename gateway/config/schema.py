@@ -25,6 +25,7 @@ from gateway.config.fields import (
 )
 from gateway.config.health import Health
 from gateway.config.routing import Routing
+from gateway.config.tenants import Tenants
 from gateway.config.units import Duration, Size
 from gateway.config.workers import Discovery, Worker
 
@@ -206,6 +207,8 @@ class Config(Strict):
     """Which worker holds which block."""
     response_headers: ResponseHeaders = ResponseHeaders()
     """Headers added to responses."""
+    tenants: Tenants = Tenants()
+    """Who may use the gateway, and how much; see [tenants.md](tenants.md)."""
     admin: Admin = Admin()
     """The control plane: health, metrics and administration."""
     telemetry: Telemetry = Telemetry()

@@ -52,6 +52,9 @@ class WorkerSettings(Strict):
     forward_client_key: bool = False
     """Let the client's own credentials (`Authorization`, `x-api-key`, `api-key`, `Cookie`) reach the worker, where
     `api_key` is not set."""
+    cache_salt: bool = True
+    """Give it the tenants' cache salts, where there are tenants: `cache_salt` in the body of a request. Engines such as
+    vLLM and SGLang take it. Without it the worker's KV cache is not kept apart by tenant."""
     weight: float = Field(default=1.0, gt=0, le=1000)
     """Its share of the work beside the others': 2 is twice as much as 1."""
     block_size: int = Field(default=16, ge=1, le=1024)

@@ -25,7 +25,7 @@ class OpenAi:
     def error_body(self, error: ApiError) -> bytes:
         """The error object."""
         kind = "invalid_request_error" if error.status < _FIRST_SERVER_ERROR else "server_error"
-        fields = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+        fields = {"message": error.message, "type": error.kind or kind, "param": error.param, "code": error.code}
         return orjson.dumps({"error": fields})
 
     def error_event(self, error: ApiError) -> bytes:

@@ -37,6 +37,7 @@ def access_fields(record: RequestRecord) -> dict[str, object]:
         "path": shown(record.path),
         "status": record.status,
         "outcome": record.outcome.value,
+        "tenant": record.tenant or None,
         "worker": record.worker,
         "attempts": len(record.attempts),
         "model": record.model,

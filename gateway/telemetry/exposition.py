@@ -12,16 +12,19 @@ from prometheus_client.exposition import choose_encoder
 
 from gateway.telemetry.gauges import GaugeCollector, Gauges
 from gateway.telemetry.metrics import RequestMetrics
+from gateway.telemetry.tenant_metrics import TenantMetrics
 
 _END: Final = b"# EOF\n"
 _SAMPLES_AT_ONCE: Final = 300
 """About a millisecond of the loop's time."""
 
 
-def make_registry(gauges: Gauges, requests: RequestMetrics) -> CollectorRegistry:
+def make_registry(gauges: Gauges, requests: RequestMetrics, tenants: TenantMetrics | None = None) -> CollectorRegistry:
     """A registry with all there is to tell."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(requests)
+    if tenants is not None:
+        registry.register(tenants)
     registry.register(GaugeCollector(gauges, requests))
     ProcessCollector(registry=registry)
     return registry

@@ -1,7 +1,7 @@
 """Metrics of requests: an observer that counts, and a collector that tells Prometheus.
 
 Labels are bounded: routes, outcomes and faults are few, a worker is one of the fleet, and a model becomes a label only
-once a request for it was given to a worker. No tenant, prompt or key is ever one.
+once a request for it was given to a worker. No prompt or key is ever one; tenants have metrics of their own.
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ def _attributes(record: RequestRecord) -> Attributes:
         "url.path": shown(record.path),
         "error.type": (record.error[:LONGEST] or record.outcome) if record.outcome != Outcome.OK else None,
         "prefixgate.request_id": shown(record.request_id),
+        "prefixgate.tenant": record.tenant or None,
         "prefixgate.dialect": record.dialect or None,
         "prefixgate.outcome": record.outcome.value,
         "prefixgate.stream": record.streams,

@@ -90,6 +90,7 @@ class LaterExecutor(ThreadPoolExecutor):
 class RigTarget:
     pool: UpstreamPool
     access: WorkerAccess = NO_ACCESS
+    takes_salt: bool = True
 
 
 class Rig:

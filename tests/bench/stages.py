@@ -31,9 +31,12 @@ from backends.simulated.model_text import EMBEDDED_TOKENIZER
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prompt_blocks import PromptBlockCache, PromptScan
 from cache.tokenizer import Tokenizer
+from gateway.api_keys import digest_of
 from gateway.calls import read_call
 from gateway.routes import RouteTable
+from gateway.tenancy import Tenancy, TenantRules
 from policies.routing import Prompt
+from policies.tenant import Caps, Rates, TenantPolicy
 from policies.types import BlockHash, TokenIds, WorkerId
 from tests.bench.clock import Effort, once_each, repeated, without_collector
 from tests.bench.processes import on_core
@@ -248,6 +251,14 @@ class Stages:
         plain = Rig("round_robin", None, n_workers=WORKERS)
         self._row(group, "round robin, no prefix work", repeated(lambda: _round_trip(plain, request), self.effort))
         plain.close()
+        tenants = Rig("round_robin", None, n_workers=WORKERS)
+        tenants.pipeline.tenancy = _one_tenant()
+        self._row(
+            group,
+            "the same for a tenant with caps and rates",
+            repeated(lambda: _round_trip(tenants, request), self.effort),
+        )
+        tenants.close()
         rig = Rig("cost", self.tokenizer, n_workers=WORKERS)
         text = self._text()
         seen = request_of(chat_body(text))
@@ -261,6 +272,13 @@ class Stages:
         self._row(group, "new prompt: in the thread", median([part[1] for part in parts]))
         self._row(group, "new prompt: on the loop, afterwards", median([part[2] for part in parts]))
         rig.close()
+
+
+def _one_tenant() -> Tenancy:
+    """Whose key `request_of` shows."""
+    plenty = Rates(requests_per_minute=1e9, tokens_per_minute=1e12, concurrent=1000)
+    rules = TenantRules(TenantPolicy("bench", caps=Caps(max_tokens=4096, n=4)), rates=plenty)
+    return Tenancy([rules], {digest_of(b"sk-bench"): "bench"}, salt_key=bytes(32), now=0.0)
 
 
 def _round_trip(rig: Rig, request: bytes) -> None:

@@ -1,0 +1,56 @@
+"""What a tenant may do and what it is promised, as plain values. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+
+class Priority(StrEnum):
+    """The class of a request, the most urgent first."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How much may be asked; None is no limit."""
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    """Prompt and output tokens together."""
+    concurrent: int | None = None
+    """Requests that have arrived and are not over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The most that one request may ask for; None is no limit."""
+
+    max_tokens: int | None = None
+    """Output tokens of one answer."""
+    n: int | None = None
+    """Answers to one prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """What holds for the requests of one tenant to one model."""
+
+    name: str = "default"
+    priority: Priority = Priority.STANDARD
+    weight: float = 1.0
+    """Its share beside the other tenants' of its class."""
+    slo_ttft_s: float | None = None
+    """Promised time from arrival to the first output token."""
+    slo_tpot_s: float | None = None
+    """Promised time per output token after the first."""
+    caps: Caps = field(default_factory=Caps)
+
+
+NO_RATES: Final = Rates()
+DEFAULT_POLICY: Final = TenantPolicy()
+"""Of every request where no tenants are configured."""
