@@ -11,12 +11,14 @@ what its answers show: then it gets nothing unless too few are left.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from operator import attrgetter
 from typing import Final
 
 from backends.fleet_worker import Reservation, Worker
 from backends.model_names import Served, canonical_names
 from policies.ejection import EjectionRules, Ejections, Outcome
+from policies.latency_model import FleetLatency, WorkerLatency
 from policies.types import WorkerId
 
 _MOST_DOUBLINGS: Final = 30
@@ -43,6 +45,10 @@ class FleetState:
         self._cooldown = cooldown
         self._cooldown_max = cooldown_max
         self._tokenized = tuple(tokenized)
+        self.predicts = False
+        """Are times to first token predicted, and learnt from? That costs some 20 µs a request."""
+        self._latency: dict[Worker, WorkerLatency] = {}
+        self._latency_classes: dict[str, FleetLatency] = {}
         self._tickets = 0
         self._next_sweep = 0.0
         self._impaired: set[Worker] = set()  # whoever may have a reason to be left out
@@ -69,6 +75,7 @@ class FleetState:
     def remove(self, worker: Worker) -> None:
         """It leaves. Requests it still has keep their reservations."""
         del self._by_id[worker.id]
+        self._latency.pop(worker, None)
         self.workers = tuple(other for other in self.workers if other is not worker)
         self.ejections.remove(worker.id)
         self._impaired.discard(worker)
@@ -104,6 +111,8 @@ class FleetState:
         if kv_blocks != worker.told_kv_blocks:
             worker.told_kv_blocks = kv_blocks
             self.regroup()
+            if worker in self._latency:
+                self._latency[worker].model.hold(_kv_tokens(worker))
 
     def merged_cards(self) -> list[dict[str, object]]:
         """One model object per name over the whole fleet, the first worker's words where several serve it."""
@@ -136,6 +145,14 @@ class FleetState:
     def longest_prompt(self, model: str) -> int | None:
         """Tokens of the longest prompt that any worker of this model can hold; None where one does not tell."""
         return self._longest.get(model)
+
+    def latency_of(self, worker: Worker) -> WorkerLatency:
+        """What is learnt of how long it takes. Those of one model begin with what the others have shown."""
+        latency = self._latency.get(worker)
+        if latency is None:
+            fleet = self._latency_classes.setdefault(self.base_model(worker) or "", FleetLatency())
+            latency = self._latency[worker] = WorkerLatency(fleet, kv_tokens=_kv_tokens(worker))
+        return latency
 
     def serving(self, model: str) -> tuple[Worker, ...]:
         """The workers that answer to this name, in the order of the configuration; empty for an unknown name."""
@@ -199,17 +216,24 @@ class FleetState:
         *,
         streams: bool,
         generates: bool = True,
+        cached: float = 0.0,
         restore_s: float = 0.0,
     ) -> Reservation:
-        """Book one request with so many prompt tokens to compute, or None where nobody counts them; `restore_s` until
-        it has restored others. Only one that `generates` tokens tells by its silence that a worker hangs.
+        """Book one request with so many prompt tokens to compute behind those `cached`, or None where nobody counts
+        them; `restore_s` until it has restored others. Only one that `generates` tokens tells by its silence that a
+        worker hangs.
         """
         self._tickets += 1
         worker.active += 1
         worker.pending += 1
         if lacking is not None:
             worker.prefill.push(self._tickets, lacking, now, streams=streams, restore_s=restore_s)
-        return Reservation(worker, self._tickets, generates, streams)
+        reservation = Reservation(worker, self._tickets, generates, streams)
+        if self.predicts and lacking is not None:
+            latency = self.latency_of(worker)
+            reservation.predicted = latency.predict(now, lacking, cached, restore_s)
+            latency.sent(self._tickets, reservation.predicted, now, streams=streams)
+        return reservation
 
     def first_byte(self, reservation: Reservation, now: float) -> None:
         """Its prefill is over, and the worker is well."""
@@ -220,6 +244,8 @@ class FleetState:
         if worker.failures:
             self.wake(worker)
         worker.prefill.answered(reservation.ticket, now)
+        if reservation.predicted is not None:
+            self.latency_of(worker).first_token(reservation.ticket, now)
 
     def refused(self, reservation: Reservation, now: float) -> None:
         """The worker answered with an error: that is quick, and tells nothing about its speed or health."""
@@ -234,8 +260,10 @@ class FleetState:
             reservation.pending = False
             worker.pending -= 1
 
-    def release(self, reservation: Reservation, now: float) -> None:
-        """The request is over, however it ended. Safe to call twice."""
+    def release(self, reservation: Reservation, now: float, *, output_tokens: int = 0) -> None:
+        """The request is over, however it ended: with so many tokens, or 0 where it failed or nobody knows. Safe to
+        call twice.
+        """
         if reservation.released:
             return
         reservation.released = True
@@ -246,6 +274,8 @@ class FleetState:
         worker.prefill.drop(reservation.ticket, now)
         if reservation.flight is not None:
             worker.progress.ended(now, reservation.flight)
+        if reservation.predicted is not None:
+            self.latency_of(worker).ended(reservation.ticket, now, output_tokens)
 
     # -- what tells of its health
 
@@ -332,6 +362,10 @@ class FleetState:
         self._chains = canonical_names(
             [Served(worker.models, worker.model_cards) for worker in self.workers], self._tokenized
         )
+
+
+def _kv_tokens(worker: Worker) -> float:
+    return worker.capacity * worker.block_size if worker.capacity else inf
 
 
 def _longest(workers: Iterable[Worker]) -> int | None:

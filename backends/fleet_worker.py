@@ -8,6 +8,7 @@ from math import inf
 
 from backends.worker_status import Standing
 from policies.breaker import NO_LIMITS, BreakerLimits, admits
+from policies.latency_model import Prediction
 from policies.prefill_queue import PrefillQueue
 from policies.progress import Flight, ProgressRules, ProgressWatch
 from policies.restore_route import PricedRun, TierPrice, priced, prices_of
@@ -29,6 +30,8 @@ class Reservation:
     pending: bool = True
     """No byte of the answer has come yet."""
     released: bool = False
+    predicted: Prediction | None = None
+    """How long it was thought to take; None where nobody asks."""
 
 
 @dataclass(slots=True, eq=False)

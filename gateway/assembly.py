@@ -12,10 +12,16 @@ from backends.worker_spec import FeedSpec, FleetSettings, WorkerSpec
 from cache.prefix_index import PrefixIndex
 from cache.prompt_blocks import PromptBlockCache
 from cache.tokenizer import Tokenizer
+from gateway.admission import GateSettings
 from gateway.config import Config, Model, Worker, WorkerSettings
+from gateway.config.admission import AdmissionClass
+from gateway.header_finder import header_finder
 from gateway.http_server import Limits
 from gateway.pipeline import Rules
 from gateway.prompts import PromptReader, ReadingLimits
+from policies.admission import AdmissionQueue, make_admission
+from policies.admission_types import AdmissionSettings, ClassRules, Late
+from policies.batch_yield import BatchYield
 from policies.breaker import BreakerLimits
 from policies.ejection import EjectionRules
 from policies.progress import ProgressRules
@@ -135,6 +141,45 @@ def policy(config: Config) -> RoutingPolicy:
             ratio=affinity.imbalance_ratio,
         )
     return make_policy(routing.policy)
+
+
+def admission_settings(config: Config) -> AdmissionSettings:
+    """Of the queue."""
+    told = config.admission
+    return AdmissionSettings(
+        interactive=_class_rules(told.interactive),
+        standard=_class_rules(told.standard),
+        batch=_class_rules(told.batch),
+        max_waiting=told.max_waiting,
+        max_bytes=told.max_waiting_bytes,
+        tenant_max_waiting=told.tenant_max_waiting,
+        tenant_max_bytes=told.tenant_max_waiting_bytes,
+    )
+
+
+def gate_settings(config: Config) -> GateSettings:
+    """Of what is around it."""
+    told = config.admission
+    header = told.deadline_header
+    return GateSettings(
+        worker_queue_s=told.worker_queue,
+        max_running=told.max_running,
+        deadline_header=None if header is None else header_finder(header),
+        header_name=header or "",
+    )
+
+
+def admission_queue(config: Config) -> AdmissionQueue | None:
+    """None where nobody waits."""
+    told = config.admission
+    if told.policy == "none":
+        return None
+    batch = BatchYield(told.batch.yield_from, told.batch.yield_all)
+    return make_admission(told.policy, admission_settings(config), batch_yield=batch)
+
+
+def _class_rules(told: AdmissionClass) -> ClassRules:
+    return ClassRules(told.reserve, Late(told.late), told.max_wait)
 
 
 def limits(config: Config) -> Limits:

@@ -20,6 +20,7 @@ from backends.upstream_pool import UpstreamPool
 from backends.upstream_request import WorkerAccess, render_request
 from cache.prefix_index import PrefixIndex
 from gateway import tenant_gate
+from gateway.admission import AdmissionGate
 from gateway.api_error import ApiError
 from gateway.calls import Call, read_call
 from gateway.dialects.anthropic import ANTHROPIC
@@ -98,6 +99,7 @@ class RequestPipeline:
         self.rules = rules
         self.observers = tuple(observers)
         self.tenancy: Tenancy | None = None  # None where nobody is asked for a key
+        self.gate: AdmissionGate | None = None  # None where nobody waits here
         self.trace: Callable[[bytes | None], TraceContext] | None = None  # None where no spans are made
         self._targets = targets
         self._index = index
@@ -242,6 +244,17 @@ class RequestPipeline:
     # 3. Route: choose and reserve in one synchronous step, then send
 
     def _dispatch(self, exchange: Exchange) -> None:
+        """Send it, or have it wait for its turn; whose turn it was once is only sent again."""
+        if exchange.finished or exchange.waits:
+            return
+        call, gate = exchange.call, self.gate
+        if gate is None or exchange.gate is not None or call is None or not call.has_prompt or call.model is None:
+            self.send(exchange)
+        else:
+            self._or_refuse(exchange, gate.enter)
+
+    def send(self, exchange: Exchange) -> None:
+        """It is its turn."""
         if not exchange.finished:
             self._or_refuse(exchange, self._route)
 
@@ -250,6 +263,10 @@ class RequestPipeline:
         assert exchange.call is not None, "set by begin"
         exchange.call.fields = _NO_FIELDS  # they have told all that is needed, and weigh several times the body
         self._send(exchange, worker, self._targets[worker.id])
+
+    def most_cached(self, exchange: Exchange) -> int:
+        """Tokens of its prompt on the worker that holds most of them."""
+        return self.placement.most_cached(exchange)
 
     def _send(self, exchange: Exchange, worker: Worker, target: Target, *, fresh: bool = False) -> None:
         exchange.attempts += not fresh  # a second try on the same worker is not another attempt
@@ -285,6 +302,8 @@ class RequestPipeline:
         if worker.failures:
             log.info("worker %s answers again", worker.id)
         self.fleet.first_byte(reservation, now)
+        if exchange.gate is not None:
+            exchange.gate.first_byte(exchange, now)
 
     def learn_id(self, exchange: Exchange, beginning: bytes) -> bool:
         """Remember which worker has the answer that begins like this, if its id is in there."""
@@ -378,6 +397,8 @@ class RequestPipeline:
         self._release(exchange, now)
         if exchange.ticket is not None:
             tenant_gate.release(exchange, now)
+        if exchange.gate is not None:
+            exchange.gate.leave(exchange)
         if exchange.retrying is not None:
             exchange.retrying.give_back()
         if exchange.failed:
@@ -396,7 +417,7 @@ class RequestPipeline:
 
     def _release(self, exchange: Exchange, now: float) -> None:
         if exchange.reservation is not None:
-            self.fleet.release(exchange.reservation, now)
+            self.fleet.release(exchange.reservation, now, output_tokens=exchange.record.usage.completion or 0)
             exchange.reservation = None
 
 

@@ -7,13 +7,13 @@ index as a prediction, and taken back if it does not come to that.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from gateway.api_error import ApiError
+from gateway.header_finder import header_finder
 from gateway.model_choice import unknown_model, workers_for
 from gateway.prompt_text import beginning
 from gateway.request_record import Attempt
@@ -73,7 +73,7 @@ class Placement:
         self._index = index
         self._policy = policy
         self._affinity = affinity
-        self._session_of = _header_finder(session_header)
+        self._session_of = None if session_header is None else header_finder(session_header)
         self._prediction_ttl = prediction_ttl
         self._unconfirmed_ttl = unconfirmed_ttl
         self._sample = sample
@@ -87,7 +87,7 @@ class Placement:
             exchange.session = scope + _ANSWER + call.follows.encode()
             exchange.follows = True
         elif self._session_of is not None and (found := self._session_of(exchange.head.fields)) is not None:
-            named = _short(found[1].strip())
+            named = _short(found)
             if named:  # a session has a home for each model: not every worker serves all of them
                 exchange.session = b"%b%b\n%b" % (scope, (call.model or "").encode(), named)
         salt = call.fields.get("cache_salt")
@@ -135,12 +135,19 @@ class Placement:
         restore_s = 0.0
         if decision.split is not None:
             lacking, restore_s = decision.split.computed_tokens, decision.split.restore_s
-        exchange.reservation = fleet.reserve(
-            worker, lacking, now, streams=exchange.teaches, generates=call.generates, restore_s=restore_s
+        reservation = exchange.reservation = fleet.reserve(
+            worker,
+            lacking,
+            now,
+            streams=exchange.teaches,
+            generates=call.generates,
+            cached=decision.cached_tokens,
+            restore_s=restore_s,
         )
         exchange.cached_blocks = decision.cached_tokens // worker.block_size
         record = exchange.record
         record.routed_at = now
+        record.predicted_ttft = None if reservation.predicted is None else reservation.predicted.ttft_s
         record.cached_tokens = decision.cached_tokens
         record.restored_tokens = 0 if decision.split is None else decision.split.restored_tokens
         record.attempts.append(Attempt(worker.id, views, cached, decision, now, runs, restorable))
@@ -212,6 +219,13 @@ class Placement:
             rate=view.prefill_rate or DEFAULT_PREFILL_RATE,
             wait_s=view.restoring_s,
         )
+
+    def most_cached(self, exchange: Exchange) -> int:
+        """Tokens of its prompt on the worker that holds most of them."""
+        prompt = exchange.prompt
+        if prompt is None or not prompt.blocks:
+            return 0
+        return max(self._cached_tokens(prompt).values(), default=0)
 
     def _cached_tokens(self, view: PromptView) -> dict[WorkerId, int]:
         """Leading tokens each worker holds. The last token is always computed: something must be sampled from."""
@@ -290,7 +304,3 @@ def _nobody(fleet: FleetState, model: str, serving: Sequence[Worker], tried: Seq
 def _short(session: bytes) -> bytes:
     """A session's name, in so many bytes that remembering it costs little."""
     return session if len(session) <= _LONGEST_SESSION else xxhash.xxh3_128_digest(session)
-
-
-def _header_finder(name: str | None) -> Callable[[bytes], re.Match[bytes] | None] | None:
-    return None if name is None else re.compile(rb"\r\n(?i:%b):([^\r]*)" % re.escape(name.encode())).search

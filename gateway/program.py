@@ -27,6 +27,7 @@ from cache.tokenizer import Tokenizer
 from gateway import assembly
 from gateway.admin.recent import RecentRequests
 from gateway.admin.server import AdminServer
+from gateway.admission import AdmissionGate
 from gateway.cache_drift import CacheDrift
 from gateway.config import Config, Model
 from gateway.discover import follow_discovery
@@ -112,6 +113,7 @@ class Program:
             rules=assembly.rules(config),
         )
         self.pipeline.tenancy = tenancy_of(config, self.loop.time())
+        self._take_up_admission(config)
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
         self.tenant_metrics = TenantMetrics(self._tenants)
@@ -232,6 +234,7 @@ class Program:
             self.readers.forget_made()  # they are made again, with the new limits
         self._tokenizers = tokenizers
         pipeline.rules = assembly.rules(config)
+        self._take_up_admission(config, before)
         pipeline.routes = RouteTable(config.routes.passthrough)
         if spans is not self.spans:
             if self.spans is not None:
@@ -273,6 +276,29 @@ class Program:
         if self.spans is not None:
             observers.append(self.spans)
         self.pipeline.observers = tuple(observers)
+
+    def _take_up_admission(self, config: Config, before: Config | None = None) -> None:
+        """Another policy is another queue: what waits in the one before goes to the workers at once."""
+        pipeline, gate = self.pipeline, self.pipeline.gate
+        settings = assembly.gate_settings(config)
+        if gate is not None and before is not None and _same_order(config, before):
+            gate.queue.reconfigure(assembly.admission_settings(config))
+            gate.settings = settings
+            return
+        queue = assembly.admission_queue(config)
+        self.state.predicts = queue is not None
+        pipeline.gate = None
+        if queue is not None:
+            pipeline.gate = AdmissionGate(
+                self.state,
+                queue,
+                settings,
+                loop=self.loop,
+                send=pipeline.send,
+                cached_tokens=pipeline.most_cached,
+            )
+        if gate is not None:
+            gate.release_all()
 
     def _tenants(self) -> Mapping[str, Tenant]:
         tenancy = self.pipeline.tenancy
@@ -430,3 +456,11 @@ def _report_names(config: Config, state: FleetState) -> None:
     for model in config.models:
         if model.name not in served and served:
             log.warning("model %s: no worker serves it; they serve %s", model.name, ", ".join(sorted(served)))
+
+
+def _same_order(config: Config, before: Config) -> bool:
+    """Can the admission queue go on as it is, with other settings?"""
+    batch, was = config.admission.batch, before.admission.batch
+    return config.admission.policy == before.admission.policy and (
+        (batch.yield_from, batch.yield_all) == (was.yield_from, was.yield_all)
+    )

@@ -67,9 +67,9 @@ class RequestRecord:
 
     __slots__ = (
         "arrived", "attempts", "cached_tokens", "charged_tokens", "dialect", "error", "finished_at", "first_byte_at",
-        "kind", "method", "model", "outcome", "path", "prompt_tokens", "request_id", "response_bytes",
-        "response_model", "restored_tokens", "routed_at", "session", "status", "streams", "tenant", "trace",
-        "traceparent", "usage",
+        "kind", "method", "model", "outcome", "path", "predicted_ttft", "prompt_tokens", "queued_s", "request_id",
+        "response_bytes", "response_model", "restored_tokens", "routed_at", "service_class", "session", "status",
+        "streams", "tenant", "trace", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, request_id: bytes, method: bytes, path: bytes, arrived: float) -> None:
@@ -81,6 +81,9 @@ class RequestRecord:
         self.trace: TraceContext | None = None  # where a span is made: what went on to the worker
         self.tenant = ""  # by name, "" where there are none or it showed no key of one
         self.charged_tokens = 0  # against its tenant's rates
+        self.service_class = ""  # in which it was sent or refused, "" where none are told apart
+        self.queued_s = 0.0  # waited here for its turn
+        self.predicted_ttft: float | None = None  # seconds from being sent, None where nobody asks
         self.kind = ""  # of the route, "" where there is none
         self.dialect = ""
         self.model: str | None = None  # as served, not as the client named it

@@ -29,7 +29,16 @@ def inconsistencies(config: Config) -> list[Problem]:
         *_tenants(config),
         *_issuer(config),
         *_fallbacks(config),
+        *_admission(config),
     ]
+
+
+def _admission(config: Config) -> Iterator[Problem]:
+    standard, batch = config.admission.standard, config.admission.batch
+    if standard.reserve + batch.reserve >= 1:
+        yield Problem("admission.batch.reserve", "must leave something to the interactive class, with standard.reserve")
+    if batch.yield_from >= batch.yield_all:
+        yield Problem("admission.batch.yield_all", f"must be above yield_from, which is {batch.yield_from:g}")
 
 
 def _somewhere_to_go(config: Config) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from gateway.config.admission import Admission
 from gateway.config.base import Port, Strict
 from gateway.config.consistency import inconsistencies
 from gateway.config.control import Admin, Log, Reload, Telemetry
@@ -207,6 +208,8 @@ class Config(Strict):
     """Which worker holds which block."""
     response_headers: ResponseHeaders = ResponseHeaders()
     """Headers added to responses."""
+    admission: Admission = Admission()
+    """Which requests wait in the gateway, and in which order; see [admission.md](admission.md)."""
     tenants: Tenants = Tenants()
     """Who may use the gateway, and how much; see [tenants.md](tenants.md)."""
     admin: Admin = Admin()
