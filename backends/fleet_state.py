@@ -154,6 +154,10 @@ class FleetState:
             latency = self._latency[worker] = WorkerLatency(fleet, kv_tokens=_kv_tokens(worker))
         return latency
 
+    def latencies(self) -> list[tuple[Worker, WorkerLatency]]:
+        """Of all workers that something was predicted for; a copy."""
+        return [*self._latency.items()]
+
     def serving(self, model: str) -> tuple[Worker, ...]:
         """The workers that answer to this name, in the order of the configuration; empty for an unknown name."""
         return self._by_model.get(model, ())

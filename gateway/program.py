@@ -45,6 +45,7 @@ from gateway.reload import Reloader, StoppingError
 from gateway.request_record import Observer
 from gateway.routes import RouteTable
 from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.exposition import make_registry
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.span_export import SpanExport
@@ -117,11 +118,12 @@ class Program:
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
         self.tenant_metrics = TenantMetrics(self._tenants)
+        self.admission_metrics = AdmissionMetrics(lambda: self.pipeline.gate, self.state)
         self.recent = RecentRequests(config.admin.requests_kept)
         self.spans = self._exporter(config)
         self._sending: asyncio.Task[None] | None = None
         self._observe(config)
-        registry = make_registry(gauges_of(self), self.metrics, self.tenant_metrics)
+        registry = make_registry(gauges_of(self), self.metrics, self.tenant_metrics, self.admission_metrics)
         self.admin = AdminServer(ProgramControl(self), registry, self.recent)
         self.watchdog = Watchdog(self.state, self.pipeline)
         self.server = HttpServer(
@@ -271,6 +273,8 @@ class Program:
             observers.append(self.recent)
         if config.tenants.members:
             observers.append(self.tenant_metrics)
+        if self.pipeline.gate is not None:
+            observers.append(self.admission_metrics)
         if config.log.access:
             observers.append(AccessLog())
         if self.spans is not None:

@@ -118,6 +118,7 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
         trace=TraceContext(b"a" * 32, b"b" * 16, None, True, b""),
     )
     done.tenant, done.charged_tokens = "acme", 141
+    done.service_class, done.queued_s, done.predicted_ttft = "batch", 0.004, 0.03
     told = explanation(done, epoch=datetime(2026, 1, 1, tzinfo=UTC).timestamp() - 100.0)
     assert told == {
         "id": "r-1",
@@ -125,6 +126,7 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
         "method": "POST",
         "path": "/v1/chat/completions",
         "tenant": "acme",
+        "class": "batch",
         "model": "m",
         "outcome": "ok",
         "status": 200,
@@ -147,6 +149,8 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
         "charged_tokens": 141,
         "response_bytes": 4321,
         "trace_id": "a" * 32,
+        "queued_s": 0.004,
+        "predicted_ttft_s": 0.03,
         "times_s": {"routed": 0.01, "first_byte": 0.05, "finished": 1.05},
         "attempts": [
             {

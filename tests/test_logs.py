@@ -98,6 +98,8 @@ def test_an_access_line_in_json_has_its_fields_as_fields() -> None:
         "status": 200,
         "outcome": "ok",
         "tenant": None,
+        "class": None,
+        "queued_s": None,
         "worker": "w1",
         "attempts": 1,
         "model": "m",

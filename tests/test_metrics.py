@@ -16,20 +16,25 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from backends.fleet_state import FleetState
 from backends.kv_subscriber import FeedStats
 from backends.worker_status import Standing
 from cache.prompt_blocks import PromptBlockCache
 from gateway.admin import RecentRequests
+from gateway.admission import AdmissionGate, GateSettings
 from gateway.cache_drift import CacheDrift
 from gateway.dialects.base import Usage
 from gateway.request_record import Observer, Outcome
 from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.exposition import make_registry, render
 from gateway.telemetry.gauges import TokenCache
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.series import Histogram
 from gateway.telemetry.tenant_metrics import TenantMetrics
 from gateway.tenancy import Tenant, TenantRules
+from policies.admission import AdmissionQueue
+from policies.admission_types import Reason, ServiceClass
 from policies.tenant import TenantPolicy
 from policies.types import WorkerId
 from tests.gateway_fixtures import model_text
@@ -46,7 +51,28 @@ def made(
     requests = RequestMetrics(drift or CacheDrift(lambda _: 16))
     tenant = Tenant(TenantRules(TenantPolicy("acme")), bytes(32), 0.0)
     tenants = TenantMetrics(lambda: {"acme": tenant})
-    return requests, make_registry((numbers or Numbers()).gauges(), requests, tenants)
+    return requests, make_registry((numbers or Numbers()).gauges(), requests, tenants, AdmissionMetrics(gate, FLEET))
+
+
+FLEET = FleetState(cooldown=1.0, cooldown_max=1.0)
+
+
+def gate() -> AdmissionGate:
+    """As a gateway has it; nothing is sent through it."""
+    loop = asyncio.new_event_loop()
+    try:
+        made = AdmissionGate(
+            FLEET,
+            AdmissionQueue(),
+            GateSettings(),
+            loop=loop,
+            send=lambda _: None,
+            cached_tokens=lambda _: 0,
+        )
+    finally:
+        loop.close()
+    made.refusals[ServiceClass.BATCH, Reason.WAITED] = 2
+    return made
 
 
 def value(registry: CollectorRegistry, name: str, labels: Mapping[str, str] | None = None) -> float | None:
@@ -309,6 +335,25 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
         if not family.name.startswith("process_")
     }
     assert names == documented()
+
+
+def test_waits_are_counted_by_class() -> None:
+    metrics = AdmissionMetrics(gate, FLEET)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    for queued in (0.2, 3.0):
+        waited = record()
+        waited.service_class, waited.queued_s = "batch", queued
+        metrics.finished(waited)
+    metrics.finished(record())
+    batch = {"class": "batch"}
+    assert value(registry, "prefixgate_admission_wait_seconds_count", batch) == 2
+    assert value(registry, "prefixgate_admission_wait_seconds_bucket", {**batch, "le": "0.25"}) == 1
+    assert value(registry, "prefixgate_admission_waiting", batch) == 0
+    assert value(registry, "prefixgate_admission_refusals_total", {**batch, "reason": "waited"}) == 2
+    without = CollectorRegistry(auto_describe=False)
+    without.register(AdmissionMetrics(lambda: None, FLEET))
+    assert [*without.collect()] == []
 
 
 def test_tenants_are_counted_by_names_of_the_configuration_alone() -> None:

@@ -26,6 +26,7 @@ def summary(record: RequestRecord, epoch: float) -> dict[str, object]:
         "method": shown(record.method),
         "path": shown(record.path),
         "tenant": record.tenant or None,
+        "class": record.service_class or None,
         "model": record.model,
         "outcome": record.outcome.value,
         "status": record.status,
@@ -56,6 +57,8 @@ def explanation(record: RequestRecord, epoch: float) -> dict[str, object]:
         "charged_tokens": record.charged_tokens,
         "response_bytes": record.response_bytes,
         "trace_id": trace.trace_id.decode() if trace is not None else None,
+        "queued_s": _seconds(record.queued_s) if record.service_class else None,
+        "predicted_ttft_s": None if record.predicted_ttft is None else _seconds(record.predicted_ttft),
         "times_s": _times(record),
         "attempts": [_attempt(record, attempt, last=attempt is record.attempts[-1]) for attempt in record.attempts],
     }

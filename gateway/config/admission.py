@@ -11,46 +11,48 @@ from gateway.config.fields import HeaderName
 from gateway.config.units import Duration, Size
 
 
-class AdmissionClass(Strict):
-    """How one class of requests is treated."""
-
-    reserve: float = Field(ge=0, lt=1)
-    """Share of the prompt tokens sent to workers that the class gets at least while higher ones have more than enough
-    to do."""
-    late: Literal["refuse", "demote", "keep"]
-    """What becomes of a request that cannot meet its objective any more: it is refused at once, goes on in the next
-    lower class, or stays."""
-    max_wait: Duration = Field(gt=0)
-    """Longest time in the queue; then it is answered 503."""
-
-
-class Interactive(AdmissionClass):
+class Interactive(Strict):
     """The `interactive` class."""
 
     reserve: float = Field(default=0.0, ge=0, le=0)
-    """It goes first and needs none."""
+    """It goes first, and needs none."""
     late: Literal["refuse", "demote", "keep"] = "refuse"
+    """What becomes of a request that cannot meet its objective any more: it is refused at once, goes on in the next
+    lower class, or stays."""
     max_wait: Duration = Field(default=60.0, gt=0)
+    """Longest time in the queue; then it is answered 503."""
 
 
-class Standard(AdmissionClass):
+class Standard(Strict):
     """The `standard` class."""
 
     reserve: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the prompt tokens sent to workers that the class gets at least while higher ones have more than enough
+    to do."""
     late: Literal["refuse", "demote", "keep"] = "demote"
+    """What becomes of a request that cannot meet its objective any more: it is refused at once, goes on in the next
+    lower class, or stays."""
     max_wait: Duration = Field(default=300.0, gt=0)
+    """Longest time in the queue; then it is answered 503."""
 
 
-class Batch(AdmissionClass):
+class Batch(Strict):
     """The `batch` class."""
 
     reserve: float = Field(default=0.02, ge=0, lt=1)
+    """Share of the prompt tokens sent to workers that the class gets at least while higher ones have more than enough
+    to do."""
     late: Literal["refuse", "keep"] = "keep"
+    """What becomes of a request that cannot meet its objective any more: it is refused at once, or stays."""
     max_wait: Duration = Field(default=3600.0, gt=0)
+    """Longest time in the queue; then it is answered 503."""
     yield_from: float = Field(default=0.6, gt=0)
     """It begins to be held back when interactive times to first token reach this share of their objective..."""
     yield_all: float = Field(default=0.9, gt=0)
     """...and gets its reserve alone from this share on."""
+
+
+AdmissionClass = Interactive | Standard | Batch
 
 
 class Admission(Strict):

@@ -38,6 +38,8 @@ def access_fields(record: RequestRecord) -> dict[str, object]:
         "status": record.status,
         "outcome": record.outcome.value,
         "tenant": record.tenant or None,
+        "class": record.service_class or None,
+        "queued_s": round(record.queued_s, 6) if record.service_class else None,
         "worker": record.worker,
         "attempts": len(record.attempts),
         "model": record.model,

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
+from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.gauges import GaugeCollector, Gauges
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.tenant_metrics import TenantMetrics
@@ -19,12 +20,13 @@ _SAMPLES_AT_ONCE: Final = 300
 """About a millisecond of the loop's time."""
 
 
-def make_registry(gauges: Gauges, requests: RequestMetrics, tenants: TenantMetrics | None = None) -> CollectorRegistry:
+def make_registry(
+    gauges: Gauges, requests: RequestMetrics, *more: TenantMetrics | AdmissionMetrics
+) -> CollectorRegistry:
     """A registry with all there is to tell."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(requests)
-    if tenants is not None:
-        registry.register(tenants)
+    for collector in (requests, *more):
+        registry.register(collector)
     registry.register(GaugeCollector(gauges, requests))
     ProcessCollector(registry=registry)
     return registry

@@ -74,6 +74,8 @@ def _attributes(record: RequestRecord) -> Attributes:
         "error.type": (record.error[:LONGEST] or record.outcome) if record.outcome != Outcome.OK else None,
         "prefixgate.request_id": shown(record.request_id),
         "prefixgate.tenant": record.tenant or None,
+        "prefixgate.class": record.service_class or None,
+        "prefixgate.queue_time": record.queued_s if record.service_class else None,
         "prefixgate.dialect": record.dialect or None,
         "prefixgate.outcome": record.outcome.value,
         "prefixgate.stream": record.streams,
