@@ -118,7 +118,7 @@ class AdmissionGate:
         exchange.gate, exchange.slot = self, outcome.ticket
         exchange.waits = True
         self._waiting[outcome.ticket] = exchange
-        self._pump()
+        self._pump(now)
         if exchange.waits:
             call = exchange.call
             assert call is not None, "read before"
@@ -163,19 +163,18 @@ class AdmissionGate:
 
     def _look(self) -> None:
         self._due = None
-        self._pump()
+        self._pump(self._loop.time())
 
     def _again(self) -> None:
         self._tick = None
-        self._pump()
+        self._pump(self._loop.time())
 
-    def _pump(self) -> None:
+    def _pump(self, now: float) -> None:
         """Send all whose turn it is, give up all whose time is over."""
         if self._pumping:
             return
         self._pumping = True
         try:
-            now = self._loop.time()
             while (dispatched := self.queue.next(now, self._room)) is not None:
                 self._dispatch(dispatched)
             for expired in self.queue.expire(now):
