@@ -317,8 +317,7 @@ def image(name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("tokenizer", [True, False])
 @pytest.mark.parametrize("events", [True, False])
 async def test_images_adapters_and_salts_are_chains_of_their_own(tokenizer: bool, events: bool) -> None:
-    extra = "tokens: {wait: 20s}\n"  # the worker's ids may be long in coming
-    async with rig(1, extra, events=events, tokenizer=tokenizer, adapters=("adapter-1",)) as r:
+    async with rig(1, events=events, tokenizer=tokenizer, adapters=("adapter-1",)) as r:
 
         async def predicted(content: Any, **fields: Any) -> int:
             body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2, **fields}
