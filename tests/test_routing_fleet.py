@@ -324,16 +324,24 @@ async def test_images_adapters_and_salts_are_chains_of_their_own(tokenizer: bool
             await r.ask(CHAT, body)
             return r.last().cached_tokens
 
+        async def found(content: Any, **fields: Any) -> bool:
+            """Asked again it is known: at the latest once the worker's feed is live."""
+            for _ in range(20):
+                if await predicted(content, **fields) > 200:
+                    return True
+                await asyncio.sleep(0.05)
+            return False
+
         plain = STORY * 20
         assert await predicted(plain) == 0
-        assert await predicted(plain) > 200
+        assert await found(plain)
         assert await predicted(plain, model="adapter-1") == 0
-        assert await predicted(plain, model="adapter-1") > 200
+        assert await found(plain, model="adapter-1")
         assert await predicted(plain, cache_salt="tenant") == 0
-        assert await predicted(plain, cache_salt="tenant") > 200
+        assert await found(plain, cache_salt="tenant")
         assert await predicted(plain, cache_salt="another") == 0
         assert await predicted(image("QUJD")) < 48
-        assert await predicted(image("QUJD")) > 200
+        assert await found(image("QUJD"))
         assert await predicted(image("REVG")) < 48
 
 
