@@ -52,8 +52,10 @@ class Usage(NamedTuple):
 class Record(NamedTuple):
     """What one process says, whole."""
 
+    number: int
+    """Rises from one record of a process to the next."""
     uptime_s: float
-    """By its own clock, since it began to tell: as a rising number it tells a new record from an old one, too."""
+    """By its own clock, since it began."""
     stamp_s: float
     """When, by the clock of whatever keeps the records."""
     usages: list[Usage]
@@ -83,9 +85,10 @@ class _Own:
 class _Peer:
     """What was last heard of another process."""
 
+    number: int
     uptime_s: float
-    heard_at: float
-    """When that was true, by the clock of this process."""
+    told_at: float
+    """By the clock of this process."""
     usages: Mapping[LimiterId, Usage]
 
 
@@ -98,7 +101,7 @@ class LimitLedger:
         """
         self._ttl = ttl
         self._began = now
-        self._epochs = 0
+        self._records = self._epochs = 0
         self._own = {name: _Own(limiter, _counts(limiter)) for name, limiter in limiters.items()}
         self._peers: dict[str, _Peer] = {}
         self._heard_at = self._listening_since = float("-inf")
@@ -115,24 +118,26 @@ class LimitLedger:
                 known = own[name] = _Own(limiter, _counts(limiter))
             if self._to_tell(known, now):
                 usages.append(_usage(name, known, now))
-        return Record(now - self._began, stamp, usages)
+        self._records += 1
+        return Record(self._records, now - self._began, stamp, usages)
 
     def hear(self, records: Mapping[str, Record], limiters: Limiters, *, stamp: float, now: float) -> None:
         """Take up what the others said: all of them that there are, by name, this process not among them. `stamp` is
         the time by the clock of the records.
         """
-        if now - self._heard_at > self._ttl:
+        gap = now - self._heard_at
+        if gap > self._ttl:
             self._listening_since = now
         self._heard_at = now
         for name in [name for name, peer in self._peers.items() if name not in records and self._is_gone(peer, now)]:
             del self._peers[name]
         for name, record in records.items():
             peer = self._peers.get(name)
-            if peer is not None and record.uptime_s <= peer.uptime_s:
+            if peer is not None and record.number <= peer.number:
                 continue  # it has said nothing since
-            age = max(0.0, stamp - record.stamp_s)
+            age = min(max(0.0, stamp - record.stamp_s), gap)  # when all were read before, it was not there
             usages = {usage.limiter: usage for usage in record.usages}
-            self._peers[name] = _Peer(record.uptime_s, now - age, usages)
+            self._peers[name] = _Peer(record.number, record.uptime_s, now - age, usages)
             if (before := self._known_before(peer, record, age, now)) is not None:
                 _charge_difference(before, usages, limiters, now)
             else:
@@ -153,7 +158,7 @@ class LimitLedger:
         return len(alive)
 
     def _is_gone(self, peer: _Peer, now: float) -> bool:
-        return now - peer.heard_at > self._ttl
+        return now - peer.told_at > self._ttl
 
     def _known_before(
         self, peer: _Peer | None, record: Record, age: float, now: float
