@@ -6,9 +6,9 @@ bucket for ever are none.
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Sequence
 from math import isfinite
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ VERSION: Final = "1"
 """Belongs into the key's name: another form is another key."""
 _MOST_BYTES: Final = 4 << 20
 _MOST: Final = 1e15
+_NONE: Final[tuple[Sequence[Any], ...]] = ((),) * len(Usage._fields)
 _DECODER: Final = msgspec.msgpack.Decoder(Record)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -35,9 +36,11 @@ def decode(data: bytes) -> Record | None:
         record = _DECODER.decode(data)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    numbers = chain((record.uptime_s, record.stamp_s), chain.from_iterable(map(_numbers, record.usages)))
-    return record if all(isfinite(number) and abs(number) <= _MOST for number in numbers) else None
+    _, epochs, requests, tokens, running, *lacking = zip(*record.usages, strict=True) if record.usages else _NONE
+    columns = ((record.uptime_s, record.stamp_s), epochs, requests, tokens, running, *lacking)
+    return record if all(map(_sane, columns)) and min(running, default=0) >= 0 else None
 
 
-def _numbers(usage: Usage) -> tuple[float, ...]:
-    return usage[1:] if usage.running >= 0 else (float("nan"),)
+def _sane(numbers: Sequence[float]) -> bool:
+    """With a NaN or an infinity there is no finite sum."""
+    return not numbers or (isfinite(sum(numbers)) and min(numbers) >= -_MOST and max(numbers) <= _MOST)

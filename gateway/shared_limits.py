@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 import redis.asyncio
@@ -21,7 +24,7 @@ from redis.backoff import NoBackoff
 from cache.redis_control import client_arguments
 from cache.redis_settings import RedisSettings
 from gateway.limit_records import VERSION, decode, encode
-from policies.shared_limits import KEPT_S, Limiters, LimitLedger, Record, forget_elsewhere
+from policies.shared_limits import KEPT_S, Limiters, LimitLedger, forget_elsewhere
 
 if TYPE_CHECKING:
     from gateway.config import SharedLimits
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 _LONGEST_PAUSE_S: Final = 2.0
 """Between two tries while Redis is away."""
 _MOST_RECORDS: Final = 1000
+_BUSY_SHARE: Final = 0.05
+"""Of the loop's time, at most: with many gateways and tenants exchanges get rarer."""
 
 
 @dataclass(slots=True)
@@ -68,18 +73,18 @@ class LimitSharing:
         """From this process's clock to that of Redis."""
         self._old: list[bytes] = []
         """Fields that nobody needs any more."""
+        self._busy_s = 0.0
+        """That the exchange under way has computed."""
         self._said: bool | None = None
         """What the log says last: are limits shared? None before it has said anything."""
 
     async def run(self) -> None:
         """Exchange again and again. Ends when it is cancelled; then `close`."""
-        pause = self.settings.interval
+        interval = pause = self.settings.interval
         while True:
-            if await self._try():
-                pause = self.settings.interval
-            else:
-                pause = min(2 * pause, max(_LONGEST_PAUSE_S, self.settings.interval))
-            await asyncio.sleep(pause)
+            self._busy_s = 0.0
+            pause = interval if await self._try() else min(2 * pause, max(_LONGEST_PAUSE_S, interval))
+            await asyncio.sleep(max(pause, self._busy_s / _BUSY_SHARE))
 
     async def close(self) -> None:
         """Tell the last of it, where Redis is there, and share no more. `run` must have ended. Bounded in time."""
@@ -92,12 +97,15 @@ class LimitSharing:
         """One exchange; tells the log when something has changed."""
         try:
             async with asyncio.timeout(self.settings.timeout):
-                await self._exchange()
-        except (redis.RedisError, OSError, TimeoutError, ValueError, TypeError) as error:
+                stamp, fields = await self._exchange()
+            await self._hear(stamp, fields)
+        except Exception as error:
+            if not isinstance(error, (redis.RedisError, OSError, TimeoutError)):
+                log.exception("tenants: limits are not shared for a fault of the gateway's own")
+            self.counts.up = False
             self.counts.errors += 1
             self._tell(error)
             await self._disconnect()  # an answer may be under way that nobody waits for any more
-            self.counts.up = False
         else:
             self.counts.exchanges += 1
             self._tell(None)
@@ -105,16 +113,18 @@ class LimitSharing:
         self.counts.gateways = 1 + self._ledger.count_elsewhere(self._limiters(), self._clock())
         return self.counts.up
 
-    async def _exchange(self) -> None:
+    async def _exchange(self) -> tuple[float, dict[bytes, bytes]]:
+        """Tell, and read: the time by the clock of Redis, and all records."""
         client = self._client
         if client is None:
             client = self._client = _client(self._redis)
         if self._offset is None:
             self._offset = _seconds(await client.time()) - self._clock()
-        now = self._clock()
-        record = self._ledger.record(self._limiters(), stamp=now + self._offset, now=now)
+        with self._busy():
+            now = self._clock()
+            own = encode(self._ledger.record(self._limiters(), stamp=now + self._offset, now=now))
         async with client.pipeline(transaction=False) as pipeline:
-            pipeline.hset(self._key, self._name, encode(record))
+            pipeline.hset(self._key, self._name, own)
             pipeline.pexpire(self._key, int(KEPT_S * 1e3))
             if self._old:
                 pipeline.hdel(self._key, *self._old)
@@ -125,22 +135,30 @@ class LimitSharing:
             if isinstance(answer, Exception):
                 raise answer
         *_, time, fields = answers
-        self._hear(_seconds(time), fields)
+        return _seconds(time), fields
 
-    def _hear(self, stamp: float, fields: dict[bytes, bytes]) -> None:
+    async def _hear(self, stamp: float, fields: dict[bytes, bytes]) -> None:
+        """All records, one in a turn of the loop."""
         now = self._clock()
         self._offset = stamp - now
-        records: dict[str, Record] = {}
         self._old = []
-        own = self._name.encode()
-        for field, data in fields.items():
-            record = decode(data)
-            if record is None or stamp - record.stamp_s > KEPT_S:
-                self._old.append(field)
-            elif field != own and len(records) < _MOST_RECORDS:
-                records[field.decode("latin-1")] = record
-        del self._old[_MOST_RECORDS:]
-        self._ledger.hear(records, self._limiters(), stamp=stamp, now=now)
+        fields.pop(self._name.encode(), None)
+        names = {field: field.decode("latin-1") for field in islice(fields, _MOST_RECORDS)}
+        self._ledger.listen(set(names.values()), now)
+        for field, name in names.items():
+            with self._busy():
+                record = decode(fields[field])
+                if record is None or stamp - record.stamp_s > KEPT_S:
+                    self._old.append(field)
+                else:
+                    self._ledger.hear(name, record, self._limiters(), stamp=stamp, now=now)
+            await asyncio.sleep(0)
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        began = perf_counter()
+        yield
+        self._busy_s += perf_counter() - began
 
     def _tell(self, error: Exception | None) -> None:
         if self._said is (error is None):

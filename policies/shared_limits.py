@@ -16,7 +16,7 @@ Clocks of two processes are never compared; `Record.stamp_s` is by the clock of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple, NewType, TypeAlias
@@ -26,8 +26,6 @@ from policies.rate_limit import RateLimiter
 LimiterId = NewType("LimiterId", bytes)
 Limiters: TypeAlias = Mapping[LimiterId, RateLimiter]
 _ID_BYTES: Final = 12
-_TOTALS: Final = 4
-"""Fields of a `Usage` up to its totals."""
 _IDLE_S: Final = 120.0
 """After so long without a request a limiter is not told of any more: its buckets are full, its totals known."""
 KEPT_S: Final = 300.0
@@ -105,6 +103,7 @@ class LimitLedger:
         self._own = {name: _Own(limiter, _counts(limiter)) for name, limiter in limiters.items()}
         self._peers: dict[str, _Peer] = {}
         self._heard_at = self._listening_since = float("-inf")
+        self._gap = float("inf")
 
     def record(self, limiters: Limiters, *, stamp: float, now: float) -> Record:
         """What to tell now. `limiters` are those in force."""
@@ -121,28 +120,30 @@ class LimitLedger:
         self._records += 1
         return Record(self._records, now - self._began, stamp, usages)
 
-    def hear(self, records: Mapping[str, Record], limiters: Limiters, *, stamp: float, now: float) -> None:
-        """Take up what the others said: all of them that there are, by name, this process not among them. `stamp` is
-        the time by the clock of the records.
+    def listen(self, names: Collection[str], now: float) -> None:
+        """The records of these processes have been read at once, and will be heard one after the other. They are all
+        that there are, but for that of this process.
         """
-        gap = now - self._heard_at
-        if gap > self._ttl:
+        self._gap = now - self._heard_at
+        if self._gap > self._ttl:
             self._listening_since = now
         self._heard_at = now
-        for name in [name for name, peer in self._peers.items() if name not in records and self._is_gone(peer, now)]:
+        for name in [name for name, peer in self._peers.items() if name not in names and self._is_gone(peer, now)]:
             del self._peers[name]
-        for name, record in records.items():
-            peer = self._peers.get(name)
-            if peer is not None and record.number <= peer.number:
-                continue  # it has said nothing since
-            age = min(max(0.0, stamp - record.stamp_s), gap)  # when all were read before, it was not there
-            usages = {usage.limiter: usage for usage in record.usages}
-            self._peers[name] = _Peer(record.number, record.uptime_s, now - age, usages)
-            if (before := self._known_before(peer, record, age, now)) is not None:
-                _charge_difference(before, usages, limiters, now)
-            else:
-                _let_lack(usages, limiters, age, now)
-        self.count_elsewhere(limiters, now)
+
+    def hear(self, name: str, record: Record, limiters: Limiters, *, stamp: float, now: float) -> None:
+        """Take up what another process told. `stamp` is the time by the clock of the records."""
+        peer = self._peers.get(name)
+        if peer is not None and record.number <= peer.number:
+            return  # it has said nothing since
+        age = min(max(0.0, stamp - record.stamp_s), self._gap)  # when all were read before, it was not there
+        usages = {usage[0]: usage for usage in record.usages}
+        self._peers[name] = _Peer(record.number, record.uptime_s, now - age, usages)
+        before = self._known_before(peer, record, age, now)
+        if before is not None:
+            _charge_difference(before, usages, limiters, now)
+        else:
+            _let_lack(usages, limiters, age, now)
 
     def count_elsewhere(self, limiters: Limiters, now: float) -> int:
         """Count what runs in processes that are not gone; how many of those there are. To be called also while nothing
@@ -152,7 +153,8 @@ class LimitLedger:
         alive = [peer for peer in self._peers.values() if not self._is_gone(peer, now)]
         for peer in alive:
             for name, usage in peer.usages.items():
-                running[name] = running.get(name, 0) + usage.running
+                if usage[4]:
+                    running[name] = running.get(name, 0) + usage[4]
         for name, limiter in limiters.items():
             limiter.elsewhere = running.get(name, 0)
         return len(alive)
@@ -195,15 +197,13 @@ def forget_elsewhere(limiters: Limiters) -> None:
 def _charge_difference(
     before: Mapping[LimiterId, Usage], usages: Mapping[LimiterId, Usage], limiters: Limiters, now: float
 ) -> None:
-    for name, usage in usages.items():
-        limiter = limiters.get(name)
-        if limiter is None:
-            continue
+    # Thousands of times in a row: a tuple is unpacked in a quarter of the time that its fields take by name.
+    for name, (_, epoch, requests, tokens, *_) in usages.items():
         last = before.get(name)
-        if last is None or last.epoch != usage.epoch:
-            limiter.charge(usage.requests, usage.tokens, now)
-        elif usage[:_TOTALS] != last[:_TOTALS]:
-            limiter.charge(usage.requests - last.requests, usage.tokens - last.tokens, now)
+        if last is not None and last[1] == epoch:
+            requests, tokens = requests - last[2], tokens - last[3]  # noqa: PLW2901 - what is new of them
+        if (requests or tokens) and (limiter := limiters.get(name)) is not None:
+            limiter.charge(requests, tokens, now)
 
 
 def _let_lack(usages: Mapping[LimiterId, Usage], limiters: Limiters, age: float, now: float) -> None:

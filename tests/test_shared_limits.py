@@ -52,7 +52,12 @@ class Process:
         keeper.kept[self.name] = encode(record)
 
     def hear(self, keeper: Keeper, now: float) -> None:
-        self.ledger.hear(keeper.read(self.name), self.limiters, stamp=now + keeper.ahead, now=now + self.skew)
+        own = now + self.skew
+        records = keeper.read(self.name)
+        self.ledger.listen(records, own)
+        for name, record in records.items():
+            self.ledger.hear(name, record, self.limiters, stamp=now + keeper.ahead, now=own)
+        self.ledger.count_elsewhere(self.limiters, own)
 
     def exchange(self, keeper: Keeper, now: float) -> None:
         self.tell(keeper, now)
