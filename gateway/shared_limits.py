@@ -8,10 +8,10 @@ slow each gateway goes on by its own buckets, which have what was known until th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
@@ -24,13 +24,15 @@ from redis.backoff import NoBackoff
 from cache.redis_control import client_arguments
 from cache.redis_settings import RedisSettings
 from gateway.limit_records import VERSION, decode, encode
-from policies.shared_limits import KEPT_S, Limiters, LimitLedger, forget_elsewhere
+from policies.shared_limits import KEPT_S, Limiters, LimitLedger, end_sharing
 
 if TYPE_CHECKING:
     from gateway.config import SharedLimits
 
 log = logging.getLogger(__name__)
 
+_LEAST_PAUSE_S: Final = 0.02
+"""Between two exchanges, however much there is to tell."""
 _LONGEST_PAUSE_S: Final = 2.0
 """Between two tries while Redis is away."""
 _MOST_RECORDS: Final = 1000
@@ -61,7 +63,8 @@ class LimitSharing:
         self._clock = clock
         self._name = os.urandom(8).hex()
         self._key = f"{settings.prefix}{VERSION}"
-        self._ledger = LimitLedger(limiters(), ttl=settings.ttl, now=clock())
+        self._due = asyncio.Event()
+        self._ledger = LimitLedger(limiters(), ttl=settings.ttl, now=clock(), hurry=self._due.set)
         self._redis = RedisSettings(
             url=settings.redis.get_secret_value(),
             tls_ca=settings.tls_ca,
@@ -83,15 +86,22 @@ class LimitSharing:
         interval = pause = self.settings.interval
         while True:
             self._busy_s = 0.0
-            pause = interval if await self._try() else min(2 * pause, max(_LONGEST_PAUSE_S, interval))
-            await asyncio.sleep(max(pause, self._busy_s / _BUSY_SHARE))
+            if not await self._try():
+                pause = min(2 * pause, max(_LONGEST_PAUSE_S, interval))
+                await asyncio.sleep(pause)
+                continue
+            pause = interval
+            await asyncio.sleep(least := max(_LEAST_PAUSE_S, self._busy_s / _BUSY_SHARE))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, interval - least)):
+                    await self._due.wait()
 
     async def close(self) -> None:
         """Tell the last of it, where Redis is there, and share no more. `run` must have ended. Bounded in time."""
         if self.counts.up:
             await self._try()
         await self._disconnect()
-        forget_elsewhere(self._limiters())
+        end_sharing(self._limiters())
 
     async def _try(self) -> bool:
         """One exchange; tells the log when something has changed."""
@@ -122,6 +132,7 @@ class LimitSharing:
             self._offset = _seconds(await client.time()) - self._clock()
         with self._busy():
             now = self._clock()
+            self._due.clear()
             own = encode(self._ledger.record(self._limiters(), stamp=now + self._offset, now=now))
         async with client.pipeline(transaction=False) as pipeline:
             pipeline.hset(self._key, self._name, own)
@@ -154,7 +165,7 @@ class LimitSharing:
                     self._ledger.hear(name, record, self._limiters(), stamp=stamp, now=now)
             await asyncio.sleep(0)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _busy(self) -> Iterator[None]:
         began = perf_counter()
         yield

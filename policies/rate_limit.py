@@ -8,6 +8,7 @@ run the rate holds all the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -92,7 +93,10 @@ class Bucket:
 class RateLimiter:
     """All rates of one tenant, or of one model of a tenant."""
 
-    __slots__ = ("concurrent", "elsewhere", "requests", "running", "taken_requests", "taken_tokens", "tokens")
+    __slots__ = (
+        "_mark_requests", "_mark_running", "_mark_tokens", "_on_mark",
+        "concurrent", "elsewhere", "requests", "running", "taken_requests", "taken_tokens", "tokens",
+    )  # fmt: skip
 
     def __init__(self, rates: Rates, now: float) -> None:
         self.requests = _configured(None, rates.requests_per_minute, now)
@@ -104,6 +108,8 @@ class RateLimiter:
         self.taken_requests = 0
         self.taken_tokens = 0.0
         """All that was ever taken here, whatever the limits; what other processes took is not in it."""
+        self._on_mark: Callable[[], object] = _nothing
+        self.unmark()
 
     def configure(self, rates: Rates, now: float) -> None:
         """Take up other rates; what runs and what was taken still count."""
@@ -135,6 +141,12 @@ class RateLimiter:
         self.taken_requests += 1
         self.taken_tokens += tokens
         self.charge(1, tokens, now)
+        if (
+            self.taken_requests >= self._mark_requests
+            or self.taken_tokens >= self._mark_tokens
+            or self.running >= self._mark_running
+        ):
+            self._on_mark()
 
     def end(self, further_tokens: float, now: float) -> None:
         """A request is over, having used so many tokens more than were taken for it, or fewer.
@@ -147,6 +159,23 @@ class RateLimiter:
         self.taken_tokens += further_tokens
         if self.tokens is not None:
             self.tokens.charge(further_tokens, now)
+        if self.taken_tokens >= self._mark_tokens:
+            self._on_mark()
+
+    def mark(self, share: float, called: Callable[[], object]) -> None:
+        """Call when from now on more than a share of any limit has been taken, or runs besides; then for each request,
+        until it is marked anew.
+        """
+        requests, tokens, concurrent = self.requests, self.tokens, self.concurrent
+        self._on_mark = called
+        self._mark_requests = inf if requests is None else self.taken_requests + max(1.0, share * requests.limit)
+        self._mark_tokens = inf if tokens is None else self.taken_tokens + share * tokens.limit
+        self._mark_running = inf if concurrent is None else self.running + max(1.0, share * concurrent)
+
+    def unmark(self) -> None:
+        """Call nobody."""
+        self._on_mark = _nothing
+        self._mark_requests = self._mark_tokens = self._mark_running = inf
 
     def in_debt(self, now: float) -> bool:
         """Was more taken than there was, and has not flowed in since?"""
@@ -158,6 +187,10 @@ class RateLimiter:
             self.requests.charge(requests, now)
         if self.tokens is not None:
             self.tokens.charge(tokens, now)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _positive(per_minute: float) -> float:

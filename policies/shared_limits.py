@@ -1,14 +1,16 @@
 """Limits that several processes hold together, without asking each other first. Pure: `now` is given.
 
-Each process decides alone, by its own token buckets. Every now and then it tells what it has taken in all so far, and
-reads what the others told; the difference to what it had read before is charged to its own buckets. So all buckets get
-all charges, the others' late by the time D that news is on its way. Over any time t, in minutes, all processes together
-take at most
+Each process decides alone, by its own token buckets. Every now and then, in one exchange, it tells what it has taken in
+all so far and reads what the others told; the difference to what it had read before is charged to its own buckets. It
+does so at regular times, and as soon as it has taken `TOLD_SHARE` / n of a limit, where n processes share it.
 
-    rate × (1 + t) + what all but one of them took within the last D,
+Let S be what all have told. Once S has reached a limit, each process takes at most what it takes until it reads that,
+and tells all of it. So over any time t, in minutes, all processes together take at most
 
-since whoever lets a request in knows everything but the latter. What was taken too much stays charged: the rate holds
-in the long run, and the excess does not grow with t. A late charge leaves a bucket lower than it would be, not higher.
+    rate × (1 + t) + TOLD_SHARE × limit + n + what comes while those exchanges, which are due, are under way.
+
+What was taken too much stays charged: the rate holds in the long run, and the excess does not grow with t. Late charges
+leave a bucket lower than it would be, never higher.
 
 What is told are totals (a state, not a change): an exchange that is lost, doubled or late is made up for by the next.
 Clocks of two processes are never compared; `Record.stamp_s` is by the clock of whatever keeps the records.
@@ -16,7 +18,7 @@ Clocks of two processes are never compared; `Record.stamp_s` is by the clock of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple, NewType, TypeAlias
@@ -26,6 +28,8 @@ from policies.rate_limit import RateLimiter
 LimiterId = NewType("LimiterId", bytes)
 Limiters: TypeAlias = Mapping[LimiterId, RateLimiter]
 _ID_BYTES: Final = 12
+TOLD_SHARE: Final = 0.1
+"""Of a limit: what all processes together may have taken that none of them has told."""
 _IDLE_S: Final = 120.0
 """After so long without a request a limiter is not told of any more: its buckets are full, its totals known."""
 KEPT_S: Final = 300.0
@@ -93,13 +97,17 @@ class _Peer:
 class LimitLedger:
     """What this process tells and what it has heard. Times are seconds of this process's own clock."""
 
-    def __init__(self, limiters: Limiters, *, ttl: float, now: float) -> None:
+    def __init__(
+        self, limiters: Limiters, *, ttl: float, now: float, hurry: Callable[[], object] = lambda: None
+    ) -> None:
         """What a limiter has taken before it is seen here is nobody else's concern. Who is not heard of for `ttl` is
-        gone: its concurrent requests count no longer.
+        gone: its concurrent requests count no longer. `hurry` is called when there is so much to tell that it is due.
         """
+        self._hurry = hurry
+        self._share = TOLD_SHARE
         self._ttl = ttl
         self._began = now
-        self._records = self._epochs = 0
+        self._records = self._epochs = self._n_alive = 0
         self._own = {name: _Own(limiter, _counts(limiter)) for name, limiter in limiters.items()}
         self._peers: dict[str, _Peer] = {}
         self._heard_at = self._listening_since = float("-inf")
@@ -109,12 +117,17 @@ class LimitLedger:
         """What to tell now. `limiters` are those in force."""
         own = self._own
         for gone in own.keys() - limiters.keys():
-            del own[gone]
+            own.pop(gone).limiter.unmark()
+        share = TOLD_SHARE / (1 + self._n_alive)
+        shared_by_others, self._share = share != self._share, share
         usages = []
         for name, limiter in limiters.items():
             known = own.get(name)
             if known is None or known.limiter is not limiter:
                 known = own[name] = _Own(limiter, _counts(limiter))
+                limiter.mark(share, self._hurry)
+            elif shared_by_others or limiter.running or known.counts != _counts(limiter):
+                limiter.mark(share, self._hurry)
             if self._to_tell(known, now):
                 usages.append(_usage(name, known, now))
         self._records += 1
@@ -157,7 +170,8 @@ class LimitLedger:
                     running[name] = running.get(name, 0) + usage[4]
         for name, limiter in limiters.items():
             limiter.elsewhere = running.get(name, 0)
-        return len(alive)
+        self._n_alive = len(alive)
+        return self._n_alive
 
     def _is_gone(self, peer: _Peer, now: float) -> bool:
         return now - peer.told_at > self._ttl
@@ -188,10 +202,11 @@ class LimitLedger:
         return known.epoch is not None
 
 
-def forget_elsewhere(limiters: Limiters) -> None:
+def end_sharing(limiters: Limiters) -> None:
     """These limits are shared no longer."""
     for limiter in limiters.values():
         limiter.elsewhere = 0
+        limiter.unmark()
 
 
 def _charge_difference(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.limit_records import decode, encode
 from policies.rate_limit import Limited, RateLimiter
-from policies.shared_limits import KEPT_S, LimitLedger, Record, Usage, forget_elsewhere, limiter_id
+from policies.shared_limits import KEPT_S, LimitLedger, Record, Usage, end_sharing, limiter_id
 from policies.tenant import Rates
 
 ACME = limiter_id("acme", None)
@@ -384,7 +384,7 @@ def test_a_limiter_that_others_do_not_have_is_passed_over_and_one_that_goes_is_f
     one.exchange(keeper, 0.2)
     assert set(one.ledger._own) == {ACME}
     other.limiter.elsewhere = 3
-    forget_elsewhere(other.limiters)
+    end_sharing(other.limiters)
     assert other.limiter.elsewhere == 0
     keeper.kept.clear()
     other.hear(keeper, KEPT_S)
