@@ -84,9 +84,13 @@ class LimitSharing:
     async def run(self) -> None:
         """Exchange again and again. Ends when it is cancelled; then `close`."""
         interval = pause = self.settings.interval
+        this = asyncio.current_task()
         while True:
             self._busy_s = 0.0
-            if not await self._try():
+            shared = await self._try()
+            if this is not None and this.cancelling():
+                return  # redis-py loses a cancellation now and then
+            if not shared:
                 pause = min(2 * pause, max(_LONGEST_PAUSE_S, interval))
                 await asyncio.sleep(pause)
                 continue

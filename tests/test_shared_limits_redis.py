@@ -12,13 +12,16 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from pydantic import SecretStr
 
 from gateway.app import running
-from gateway.config import ConfigError, parse_config
+from gateway.config import ConfigError, SharedLimits, parse_config
 from gateway.limit_records import decode
 from gateway.program import Program
-from gateway.shared_limits import SharingCounts
+from gateway.shared_limits import LimitSharing, SharingCounts
 from policies.rate_limit import RateLimiter
+from policies.shared_limits import limiter_id
+from policies.tenant import Rates
 from tests.data_plane_fixtures import RawWorker, Turn, hold
 from tests.gateway_fixtures import config_for, eventually
 from tests.ports import free_port
@@ -222,6 +225,40 @@ async def test_concurrent_requests_are_shared(server: RedisServer) -> None:
         await exchanged(one, other)
         assert [one.limiter.elsewhere, other.limiter.elsewhere] == [0, 0]
         assert await one.statuses(2) == [200, 200]
+
+
+async def test_what_is_much_is_told_before_it_is_time(worker: RawWorker, server: RedisServer) -> None:
+    """An exchange every ten seconds would be too late for all of this."""
+    sharing = "interval: 10s, timeout: 2s, ttl: 40s"
+    async with fleet(2, worker.url, "requests_per_minute: 4", url_of(server), sharing, away=True) as (one, other):
+        await eventually(lambda: one.counts.up and other.counts.up)
+        assert await one.statuses(3) == [200] * 3
+        assert await other.statuses(1) == [200]
+        await eventually(lambda: other.counts.gateways == 2)
+        await exchanged_at_once(other)
+        assert await other.statuses(1) == [429]
+
+
+async def exchanged_at_once(gateway: Gateway) -> None:
+    bucket = gateway.limiter.requests
+    assert bucket is not None
+    await eventually(lambda: bucket.level(gateway.program.loop.time()) < 1)
+
+
+async def test_it_ends_whenever_it_is_told_to() -> None:
+    """redis-py loses a cancellation now and then."""
+    loop = asyncio.get_running_loop()
+    with redis_server() as server:
+        for number in range(250):
+            limiters = {limiter_id("acme", None): RateLimiter(Rates(requests_per_minute=600), loop.time())}
+            settings = SharedLimits(redis=SecretStr(server.url), interval=0.05)
+            sharing = LimitSharing(settings, lambda known=limiters: known, loop.time)  # type: ignore[misc]  # bound now
+            task = loop.create_task(sharing.run())
+            await asyncio.sleep(number / 20_000)
+            task.cancel()
+            ended, _ = await asyncio.wait([task], timeout=20)
+            assert ended
+            await sharing.close()
 
 
 async def test_a_gateway_that_begins_later_knows_what_was_used_even_when_all_others_have_gone(
