@@ -83,7 +83,7 @@ class RedisControl:
             raise RedisStoreError(Reason.TIMEOUT, "Redis took too long")
 
         def run() -> T:
-            client = redis.Redis(**self._arguments(address, left))
+            client = redis.Redis(**client_arguments(self._settings, address, left))
             try:
                 return question(client)
             finally:
@@ -102,33 +102,34 @@ class RedisControl:
         except (redis.RedisError, OSError, ValueError):
             raise RedisStoreError(Reason.CONNECT, f"no connection to Redis at {address}") from None
 
-    def _arguments(self, address: Address, seconds: float) -> dict[str, Any]:
-        settings = self._settings
-        *username, password = settings.credentials or (None,)
-        arguments: dict[str, Any] = {
-            "username": username[0] if username else None,
-            "password": password,
-            "db": settings.db,
-            "protocol": 2,
-            "socket_timeout": seconds,
-            "socket_connect_timeout": min(seconds, settings.connect_timeout),
-            "retry": Retry(NoBackoff(), 0),
-            **_UNNAMED,
+
+def client_arguments(settings: RedisSettings, address: Address, seconds: float) -> dict[str, Any]:
+    """For a client of redis-py: one server, `seconds` for each read, no retries, no commands of the client's own."""
+    *username, password = settings.credentials or (None,)
+    arguments: dict[str, Any] = {
+        "username": username[0] if username else None,
+        "password": password,
+        "db": settings.db,
+        "protocol": 2,
+        "socket_timeout": seconds,
+        "socket_connect_timeout": min(seconds, settings.connect_timeout),
+        "retry": Retry(NoBackoff(), 0),
+        **_UNNAMED,
+    }
+    if address.is_unix:
+        return {**arguments, "unix_socket_path": address.host}
+    arguments |= {"host": address.host, "port": address.port}
+    if settings.tls:
+        arguments |= {
+            "ssl": True,
+            "ssl_ca_certs": _text(settings.tls_ca),
+            "ssl_certfile": _text(settings.tls_certificate),
+            "ssl_keyfile": _text(settings.tls_key),
+            "ssl_cert_reqs": "required" if settings.tls_verify else "none",
+            "ssl_check_hostname": settings.tls_verify and settings.tls_check_host,
+            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
         }
-        if address.is_unix:
-            return {**arguments, "unix_socket_path": address.host}
-        arguments |= {"host": address.host, "port": address.port}
-        if settings.tls:
-            arguments |= {
-                "ssl": True,
-                "ssl_ca_certs": _text(settings.tls_ca),
-                "ssl_certfile": _text(settings.tls_certificate),
-                "ssl_keyfile": _text(settings.tls_key),
-                "ssl_cert_reqs": "required" if settings.tls_verify else "none",
-                "ssl_check_hostname": settings.tls_verify and settings.tls_check_host,
-                "ssl_min_version": ssl.TLSVersion.TLSv1_2,
-            }
-        return arguments
+    return arguments
 
 
 def _cluster_slots(client: redis.Redis) -> Any:

@@ -44,6 +44,7 @@ from gateway.reader_table import AutoReader, ReaderTable, make_reader
 from gateway.reload import Reloader, StoppingError
 from gateway.request_record import Observer
 from gateway.routes import RouteTable
+from gateway.shared_limits import LimitSharing
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.exposition import make_registry
@@ -58,6 +59,7 @@ from gateway.token_memory import TokenMemory
 from gateway.watchdog import Watchdog
 from policies.affinity import AffinityMap
 from policies.routing import RoutingPolicy
+from policies.shared_limits import Limiters
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +89,8 @@ class Program:
         self._tokenizers: dict[Model, Tokenizer] = {}
         self._issuer: JwtVerifier | None = None
         self._following: asyncio.Task[None] | None = None
+        self.sharing: LimitSharing | None = None
+        self._sharing: asyncio.Task[None] | None = None
         self._certificates_due = 0.0
         self.admin_port: int | None = None
         self.tls = None if config.listen.tls is None else ServerTls(config.listen.tls)
@@ -149,6 +153,7 @@ class Program:
         self.fleet.reconcile(CONFIGURED, self._specs(config), grace=0.0)
         self._discover(config)
         self._follow_issuer()
+        self._share_limits()
         await self.fleet.first_round(_FIRST_ROUND_SECONDS)
         _report_names(config, self.state)
         listen = config.listen
@@ -165,6 +170,8 @@ class Program:
         drain = self.config.limits.drain_timeout
         await _within(drain + _END_SECONDS, self.server.close(drain), "the clients' connections")
         await _within(_END_SECONDS, _cancelled([*self._tasks]), "what runs in the background")
+        if self.sharing is not None:
+            await _within(_END_SECONDS, self.sharing.close(), "the sharing of limits")
         if self.spans is not None:
             await _within(_END_SECONDS, self.spans.close(), "spans")
         await _within(_END_SECONDS, self.readers.close(), "the reading of prompts")
@@ -201,6 +208,7 @@ class Program:
         self._put_in_force(config, tokenizers, specs, spans)
         self.pipeline.tenancy = tenancy
         self._follow_issuer()
+        self._share_limits()
         return restart
 
     def take_up_keys(self) -> None:
@@ -308,6 +316,10 @@ class Program:
         tenancy = self.pipeline.tenancy
         return {} if tenancy is None else tenancy.tenants
 
+    def _limiters(self) -> Limiters:
+        tenancy = self.pipeline.tenancy
+        return {} if tenancy is None else tenancy.limiters
+
     def _exporter(self, config: Config) -> SpanExport | None:
         return None if config.telemetry.endpoint is None else SpanExport(config.telemetry, loop_time=self.loop.time)
 
@@ -373,6 +385,14 @@ class Program:
             following = follow_jwks(issuer, issuer.settings.jwks_url, issuer.settings.refresh)
             self._following = self.background(following, "the issuer's keys")
 
+    def _share_limits(self) -> None:
+        """Hold the tenants' limits together with other gateways, as the configuration says."""
+        settings, before, running = self.config.tenants.shared_limits, self.sharing, self._sharing
+        if settings == (None if before is None else before.settings):
+            return
+        self.sharing = None if settings is None else LimitSharing(settings, self._limiters, self.loop.time)
+        self._sharing = self.background(_share(before, running, self.sharing), "the sharing of limits")
+
     # -- what happens along the way
 
     def _cut(self, worker: Worker) -> None:
@@ -434,6 +454,16 @@ async def _last_spans(spans: SpanExport, sending: asyncio.Task[None] | None) -> 
     if sending is not None:
         await _cancelled([sending])
     await spans.close()
+
+
+async def _share(before: LimitSharing | None, running: asyncio.Task[None] | None, after: LimitSharing | None) -> None:
+    """One after the other: the limits are theirs both."""
+    if running is not None:
+        await _cancelled([running])
+    if before is not None:
+        await before.close()
+    if after is not None:
+        await after.run()
 
 
 def _same_collector(before: Config, after: Config) -> bool:

@@ -115,6 +115,7 @@ def gauges_of(program: Program) -> Gauges:
         ejections=lambda: _ejections(program),
         token_caches=program.readers.caches,
         spans=lambda: None if program.spans is None else program.spans.counts,
+        sharing=lambda: None if program.sharing is None else program.sharing.counts,
     )
 
 

@@ -13,6 +13,7 @@ from gateway.api_keys import KeyDigest, KeyRing, presented_key
 from gateway.jwt_tenants import JwtVerifier
 from gateway.rate_fields import retry_fields
 from policies.rate_limit import Limited, RateLimiter, Refusal
+from policies.shared_limits import Limiters, limiter_id
 from policies.tenant import NO_RATES, Rates, TenantPolicy
 
 _HEADS: Final = 256
@@ -157,6 +158,13 @@ class Tenancy:
         """`keys` are names of tenants by their keys' digests; a name that is none of a tenant is passed over."""
         known: Mapping[str, Tenant] = {} if before is None else before.tenants
         self.tenants = {each.policy.name: Tenant(each, salt_key, now, known.get(each.policy.name)) for each in rules}
+        self.limiters: Limiters = {
+            limiter_id(name, model): limiter
+            for name, tenant in self.tenants.items()
+            for model, limiter in ((None, tenant.limiter), *tenant.by_model.items())
+            if not limiter.unlimited
+        }
+        """Those that limit anything."""
         self.issuer = issuer
         self._recognised: dict[int, tuple[RequestHead, Tenant]] = {}
         """By the identity of a head, which lives as long as it is in here."""

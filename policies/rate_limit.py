@@ -8,6 +8,7 @@ run the rate holds all the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -75,6 +76,15 @@ class Bucket:
         level = self.level(now) - amount
         self._level = min(self.limit, level)
 
+    def lacking(self, now: float) -> float:
+        """What the bucket lacks to be full; more than its limit while it is below zero."""
+        return self.limit - self.level(now)
+
+    def let_lack(self, amount: float, age: float, now: float) -> None:
+        """Lack at least what a bucket of this rate lacks now that lacked `amount` so many seconds ago."""
+        level = self.level(now)
+        self._level = min(level, self.limit - amount + age * self._per_second)
+
     def full_in_s(self, now: float) -> float:
         """Seconds until the bucket is full, if nothing more is taken."""
         return (self.limit - self.level(now)) / self._per_second
@@ -83,19 +93,34 @@ class Bucket:
 class RateLimiter:
     """All rates of one tenant, or of one model of a tenant."""
 
-    __slots__ = ("concurrent", "requests", "running", "tokens")
+    __slots__ = (
+        "_mark_requests", "_mark_running", "_mark_tokens", "_on_mark",
+        "concurrent", "elsewhere", "requests", "running", "taken_requests", "taken_tokens", "tokens",
+    )  # fmt: skip
 
     def __init__(self, rates: Rates, now: float) -> None:
         self.requests = _configured(None, rates.requests_per_minute, now)
         self.tokens = _configured(None, rates.tokens_per_minute, now)
         self.concurrent = rates.concurrent
         self.running = 0
+        self.elsewhere = 0
+        """Requests that run under the same limit in other processes, as far as is known."""
+        self.taken_requests = 0
+        self.taken_tokens = 0.0
+        """All that was ever taken here, whatever the limits; what other processes took is not in it."""
+        self._on_mark: Callable[[], object] = _nothing
+        self.unmark()
 
     def configure(self, rates: Rates, now: float) -> None:
         """Take up other rates; what runs and what was taken still count."""
         self.requests = _configured(self.requests, rates.requests_per_minute, now)
         self.tokens = _configured(self.tokens, rates.tokens_per_minute, now)
         self.concurrent = rates.concurrent
+
+    @property
+    def unlimited(self) -> bool:
+        """Does it limit nothing?"""
+        return self.requests is None and self.tokens is None and self.concurrent is None
 
     def refusal(self, tokens: float, now: float) -> Refusal | None:
         """Why a request of so many tokens may not go on, of several reasons the one that lasts longest; None where it
@@ -106,17 +131,22 @@ class RateLimiter:
             return Refusal(Limited.TOKENS, self.tokens.limit, wait)
         if self.requests is not None and requests:
             return Refusal(Limited.REQUESTS, self.requests.limit, requests)
-        if self.concurrent is not None and self.running >= self.concurrent:
+        if self.concurrent is not None and self.running + self.elsewhere >= self.concurrent:
             return Refusal(Limited.CONCURRENT, self.concurrent, None)
         return None
 
     def take(self, tokens: float, now: float) -> None:
         """Count a request in; `end` counts it out."""
         self.running += 1
-        if self.requests is not None:
-            self.requests.charge(1, now)
-        if self.tokens is not None:
-            self.tokens.charge(tokens, now)
+        self.taken_requests += 1
+        self.taken_tokens += tokens
+        self.charge(1, tokens, now)
+        if (
+            self.taken_requests >= self._mark_requests
+            or self.taken_tokens >= self._mark_tokens
+            or self.running >= self._mark_running
+        ):
+            self._on_mark()
 
     def end(self, further_tokens: float, now: float) -> None:
         """A request is over, having used so many tokens more than were taken for it, or fewer.
@@ -126,8 +156,41 @@ class RateLimiter:
         if not self.running:
             raise ValueError("more requests have ended than begun")
         self.running -= 1
+        self.taken_tokens += further_tokens
         if self.tokens is not None:
             self.tokens.charge(further_tokens, now)
+        if self.taken_tokens >= self._mark_tokens:
+            self._on_mark()
+
+    def mark(self, share: float, called: Callable[[], object]) -> None:
+        """Call when from now on more than a share of any limit has been taken, or runs besides; then for each request,
+        until it is marked anew.
+        """
+        requests, tokens, concurrent = self.requests, self.tokens, self.concurrent
+        self._on_mark = called
+        self._mark_requests = inf if requests is None else self.taken_requests + max(1.0, share * requests.limit)
+        self._mark_tokens = inf if tokens is None else self.taken_tokens + share * tokens.limit
+        self._mark_running = inf if concurrent is None else self.running + max(1.0, share * concurrent)
+
+    def unmark(self) -> None:
+        """Call nobody."""
+        self._on_mark = _nothing
+        self._mark_requests = self._mark_tokens = self._mark_running = inf
+
+    def in_debt(self, now: float) -> bool:
+        """Was more taken than there was, and has not flowed in since?"""
+        return any(bucket is not None and bucket.level(now) < 0 for bucket in (self.requests, self.tokens))
+
+    def charge(self, requests: float, tokens: float, now: float) -> None:
+        """Take of the rates alone, as for requests that run in another process."""
+        if self.requests is not None:
+            self.requests.charge(requests, now)
+        if self.tokens is not None:
+            self.tokens.charge(tokens, now)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _positive(per_minute: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from backends.kv_subscriber import FeedStats
 from backends.worker_status import Standing, WorkerStatus
+from gateway.shared_limits import SharingCounts
 from gateway.telemetry.gauges import Gauges, SpanCountsView, TokenCache
 from policies.types import WorkerId
 
@@ -64,4 +65,5 @@ class Numbers:
             ejections=lambda: self.ejections,
             token_caches=lambda: caches,
             spans=spans,
+            sharing=lambda: SharingCounts(up=True, gateways=3, exchanges=70, errors=2),
         )

@@ -279,6 +279,7 @@ telemetry: {endpoint: 'http://user:canary-password@collector:4318', headers: {au
 tenants:
   salt_key: canary-of-the-salts-of-all-tenants
   members: [{name: acme, keys: ['sha256:ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a70000']}]
+  shared_limits: {redis: 'redis://limits:canary-redis@10.0.0.9'}
 """
 
 
@@ -291,6 +292,7 @@ def test_the_canaries_stand_for_every_secret_there_is() -> None:
         "telemetry.headers",
         "tenants.members.keys",
         "tenants.salt_key",
+        "tenants.shared_limits.redis",
     }
 
 

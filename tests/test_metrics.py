@@ -235,6 +235,8 @@ def test_gauges_are_read_at_the_moment_of_the_scrape() -> None:
     assert value(registry, "prefixgate_held_bytes") == 12345
     assert value(registry, "prefixgate_index_blocks") == 321
     assert value(registry, "prefixgate_spans_total", {"result": "dropped"}) == 1
+    shared = {name: value(registry, f"prefixgate_shared_limits_{name}") for name in ("up", "gateways", "errors_total")}
+    assert shared == {"up": 1, "gateways": 3, "errors_total": 2}
     assert value(registry, "prefixgate_token_cache_bytes", {"model": "m"}) == 7000
 
 

@@ -7,7 +7,7 @@ from gateway.config.health import Health
 from gateway.config.load import config_from_flags, json_schema, load_config, parse_config
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config, Index, Limits, ListenTls, Model, Tokens, Upstream
-from gateway.config.tenants import JwtIssuer, Tenant, TenantModel, Tenants
+from gateway.config.tenants import JwtIssuer, SharedLimits, Tenant, TenantModel, Tenants
 from gateway.config.workers import DnsDiscovery, KvEvents, UpstreamTls, Worker, WorkerSettings
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Log",
     "Model",
     "Problem",
+    "SharedLimits",
     "Telemetry",
     "Tenant",
     "TenantModel",

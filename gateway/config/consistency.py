@@ -28,6 +28,7 @@ def inconsistencies(config: Config) -> list[Problem]:
         *_bounds(config),
         *_tenants(config),
         *_issuer(config),
+        *_shared_limits(config),
         *_fallbacks(config),
         *_admission(config),
     ]
@@ -171,6 +172,17 @@ def _issuer(config: Config) -> Iterator[Problem]:
     issuer = config.tenants.jwt
     if issuer is not None and (issuer.jwks_url is None) == (issuer.jwks_file is None):
         yield Problem("tenants.jwt", "needs one of jwks_url and jwks_file")
+
+
+def _shared_limits(config: Config) -> Iterator[Problem]:
+    shared = config.tenants.shared_limits
+    if shared is None:
+        return
+    if shared.ttl < (least := 3 * (shared.interval + shared.timeout)):
+        text = f"must be at least {least:g} s, three times interval and timeout: else who is slow seems gone"
+        yield Problem("tenants.shared_limits.ttl", text)
+    if shared.tls_ca is not None and not shared.redis.get_secret_value().startswith("rediss:"):
+        yield Problem("tenants.shared_limits.tls_ca", "needs a rediss:// URL")
 
 
 def _bounds(config: Config) -> Iterator[Problem]:

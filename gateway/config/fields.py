@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from cache.redis_settings import RedisSettings
 from policies.types import WorkerId
 
 BASE_DIR: Final = "base_dir"
@@ -79,6 +80,25 @@ def _long_secret(secret: SecretStr) -> SecretStr:
     if len(secret.get_secret_value()) < _LEAST_SECRET:
         raise _expected(f"a secret of at least {_LEAST_SECRET} characters")
     return secret
+
+
+def _redis_url(secret: SecretStr) -> SecretStr:
+    """May have a password, so that nothing of it is told."""
+    url = secret.get_secret_value()
+    try:
+        RedisSettings(url=url)
+        options = "" if url.startswith("unix:") else urlsplit(url).query
+    except ValueError as error:
+        raise _expected(f"a URL such as redis://127.0.0.1:6379; {error}") from None
+    if options or not _VISIBLE.fullmatch(url):
+        raise _expected("a URL such as redis://127.0.0.1:6379, without options")
+    return secret
+
+
+def _key_prefix(text: str) -> str:
+    if not _VISIBLE.fullmatch(text) or set(text) & set("{}"):
+        raise _expected("visible ASCII characters without spaces and braces")
+    return text
 
 
 def resolvable_host(host: str) -> str:
@@ -231,6 +251,8 @@ TopicText = Annotated[str, AfterValidator(_printable)]
 ApiKey = Annotated[SecretStr, AfterValidator(_key)]
 KeyDigest = Annotated[SecretStr, AfterValidator(_key_digest)]
 LongSecret = Annotated[SecretStr, AfterValidator(_key), AfterValidator(_long_secret)]
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+KeyPrefix = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_key_prefix)]
 TenantName = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_visible_ascii)]
 HostText = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_listen_host)]
 UrlText = Annotated[str, AfterValidator(_worker_url), Field(json_schema_extra={"format": "uri"})]

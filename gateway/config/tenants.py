@@ -11,10 +11,12 @@ from gateway.config.fields import (
     FilePath,
     IssuerUrl,
     KeyDigest,
+    KeyPrefix,
     LongSecret,
     Name,
     NewPath,
     PathPattern,
+    RedisUrl,
     TenantName,
 )
 from gateway.config.units import Duration
@@ -130,6 +132,25 @@ class JwtIssuer(Strict):
     """How often the keys at the URL are read; sooner where a token names one that is not known."""
 
 
+class SharedLimits(Strict):
+    """A Redis through which the gateways of a fleet hold the tenants' rates together. No request waits for it, and
+    while it is away each gateway holds them alone.
+    """
+
+    redis: RedisUrl
+    """`redis://[user:password@]host[:port][/db]`, `rediss://` for TLS, or `unix:///path`. Write it as `${NAME}`."""
+    tls_ca: FilePath | None = None
+    """Whom the certificate of a `rediss://` server must be signed by; by default one of the system's authorities."""
+    prefix: KeyPrefix = "prefixgate:limits:"
+    """What keys begin with; the same for all gateways of a fleet, another one for another fleet."""
+    interval: Duration = Field(default=0.2, ge=0.05, le=10)
+    """Time between two exchanges. What the others let in is known here after two of them."""
+    timeout: Duration = Field(default=0.5, ge=0.01, le=10)
+    """For one exchange, connecting included. A Redis that is slower is away."""
+    ttl: Duration = Field(default=5.0, ge=0.5, le=60)
+    """A gateway that is not heard of for so long is gone, and its concurrent requests count no longer."""
+
+
 class Tenants(Strict):
     """Who may use the gateway. Without any tenant it asks nobody for a key."""
 
@@ -146,3 +167,5 @@ class Tenants(Strict):
     state_dir: NewPath | None = None
     """Folder for that key, made where it is needed; by default `$STATE_DIRECTORY`, or `prefixgate` in
     `$XDG_STATE_HOME`, or `~/.local/state/prefixgate`."""
+    shared_limits: SharedLimits | None = None
+    """Rates that all gateways of a fleet hold together. By default each counts for itself."""

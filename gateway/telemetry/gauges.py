@@ -44,6 +44,15 @@ class SpanCountsView(Protocol):
     failed: int
 
 
+class SharingCountsView(Protocol):
+    """How the sharing of limits goes; `gateway.shared_limits.SharingCounts` is one."""
+
+    up: bool
+    gateways: int
+    exchanges: int
+    errors: int
+
+
 @dataclass(frozen=True, slots=True)
 class Gauges:
     """Where the numbers come from. Each is called once a scrape, on the loop, and must be quick."""
@@ -65,6 +74,8 @@ class Gauges:
     """By model."""
     spans: Callable[[], SpanCountsView | None] = lambda: None
     """None where no spans are made."""
+    sharing: Callable[[], SharingCountsView | None] = lambda: None
+    """None where limits are not shared."""
 
 
 class GaugeCollector:
@@ -86,7 +97,15 @@ class GaugeCollector:
         build = InfoMetricFamily("prefixgate_build", "The program.")
         build.add_metric([], {"version": __version__})
         yield build
-        for source in (self._workers, self._ejections, self._feeds, self._gateway, self._caches, self._spans):
+        for source in (
+            self._workers,
+            self._ejections,
+            self._feeds,
+            self._gateway,
+            self._caches,
+            self._spans,
+            self._sharing,
+        ):
             yield from self._guarded(source)
         errors = CounterMetricFamily("prefixgate_scrape_errors", "Sources of metrics that failed when they were read.")
         errors.add_metric([], self._errors)
@@ -183,6 +202,25 @@ class GaugeCollector:
         family.add_metric(["dropped"], counts.dropped)
         family.add_metric(["failed"], counts.failed)
         yield family
+
+    def _sharing(self) -> Iterator[Metric]:
+        counts = self._gauges.sharing()
+        if counts is None:
+            return
+        for name, help_text, value in (
+            ("up", "1 while the tenants' limits are shared with other gateways, 0 while Redis is away.", counts.up),
+            ("gateways", "Gateways that share them, this one among them, as far as is known.", counts.gateways),
+        ):
+            gauge = GaugeMetricFamily(f"prefixgate_shared_limits_{name}", help_text)
+            gauge.add_metric([], float(value))
+            yield gauge
+        for name, help_text, value in (
+            ("exchanges", "Exchanges with Redis that succeeded.", counts.exchanges),
+            ("errors", "Exchanges with Redis that failed.", counts.errors),
+        ):
+            counter = CounterMetricFamily(f"prefixgate_shared_limits_{name}", help_text)
+            counter.add_metric([], value)
+            yield counter
 
 
 _WORKER_GAUGES: Final[Sequence[tuple[str, str, Callable[[WorkerStatus], float | None]]]] = (
