@@ -15,7 +15,7 @@ from gateway.config import Config
 GATEWAY = Path(__file__).parent.parent / "gateway"
 READERS = (
     "app", "assembly", "discover", "logs", "program", "program_control", "reload", "tls", "admin/server",
-    "telemetry/span_export", "tenant_assembly", "jwt_tenants",
+    "telemetry/span_export", "tenant_assembly", "jwt_tenants", "shared_limits",
 )  # fmt: skip
 
 # Read by the models themselves, on behalf of what is read.
