@@ -1,0 +1,41 @@
+"""Whether a worker can start one more request soon, so that all others wait where the order can still be changed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+DEFAULT_WINDOW_S: Final = 0.2
+_COLD_QUEUED: Final = 2
+"""Requests that a worker may have before their first token while nobody knows how fast it is."""
+_KV_FULL: Final = 0.95
+"""Share of the device cache in use by requests that run, from which on one more would wait or displace others."""
+
+
+def has_room(
+    queued_tokens: float,
+    rate: float | None,
+    n_queued: int,
+    *,
+    window_s: float,
+    running: int = 0,
+    most_running: int | None = None,
+    kv_used: float | None = None,
+) -> bool:
+    """Whether it would start one more within about `window_s` seconds.
+
+    `queued_tokens`: uncached prompt tokens sent to it and not computed yet, of `n_queued` requests without a first
+    token; `rate`: tokens/s of its prefill as learnt, None where nothing is. `running`: requests sent and not finished,
+    of which it takes at most `most_running` at a time; `kv_used`: share of its device cache in use, where it says.
+    Whatever was learnt, a worker that has nothing gets something.
+    """
+    if running <= 0:
+        return True
+    if most_running is not None and running >= most_running:
+        return False
+    if kv_used is not None and kv_used >= _KV_FULL:
+        return False
+    if n_queued <= 0:
+        return True
+    if rate is None:
+        return n_queued < _COLD_QUEUED
+    return queued_tokens < window_s * rate
