@@ -10,7 +10,7 @@ import typer
 
 from gateway import __version__
 
-COMMANDS: Final = ("demo", "serve", "check", "worker", "simulate", "replay", "version")
+COMMANDS: Final = ("demo", "serve", "check", "worker", "simulate", "replay", "plan", "version")
 """Each is a function of the same name in the module of the same name, in the order of the help text."""
 
 _HELP: Final = """Send each LLM request to the worker that already holds its prefix.

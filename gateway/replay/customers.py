@@ -70,7 +70,9 @@ def _shares(text: str) -> list[tuple[str, float]]:
         except ValueError:
             share = -1.0
         if not name or not 0 <= share < float("inf"):
-            raise ValueError(f"{text!r}: expected NAME=SHARE,NAME=SHARE with shares of at least 0, got {item.strip()!r}")
+            raise ValueError(
+                f"{text!r}: expected NAME=SHARE,NAME=SHARE with shares of at least 0, got {item.strip()!r}"
+            )
         if name in found:
             raise ValueError(f"{text!r}: {name} is given twice")
         found[name] = share

@@ -162,9 +162,7 @@ class Engines:
         ids = prompt_ids(arrival)
         return Known(ids, extend_chain(self._root, ids, self._block_size))
 
-    def held(
-        self, known: Known, n_tokens: int
-    ) -> tuple[dict[WorkerId, int], Mapping[WorkerId, Sequence[PricedRun]]]:
+    def held(self, known: Known, n_tokens: int) -> tuple[dict[WorkerId, int], Mapping[WorkerId, Sequence[PricedRun]]]:
         """What each worker has of a prompt on its device, and what it could restore, as the gateway asks for it."""
         if not (self._knows_tiers and self._index.is_tiered):
             size = self._block_size

@@ -125,9 +125,7 @@ def replay_virtually(
     stage = None
     if admission is not None:
         kv_tokens = engine.blocks * engine.block_size
-        stage = Admission(
-            admission, fleet, arrivals, records, most_running=engine.max_num_seqs, kv_tokens=kv_tokens
-        )
+        stage = Admission(admission, fleet, arrivals, records, most_running=engine.max_num_seqs, kv_tokens=kv_tokens)
     loop = _Loop(fleet, arrivals, records, stage, watch)
     loop.plan(speed, concurrency, changes)
     loop.run()
