@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import typer
 from rich.console import Console
@@ -109,14 +109,8 @@ def plan(
     ] = None,
     speed: Annotated[float | None, _load("So many times faster than recorded.", min=1e-6)] = None,
     rate: Annotated[float | None, _load("So many requests per second on average.", min=1e-6, metavar="N")] = None,
-    classes: Annotated[
-        dict[ServiceClass, float] | None,
-        _load("Share of requests: interactive=0.6,batch=0.4.", parser=told(parse_classes), metavar="SHARES"),
-    ] = None,
-    tenants: Annotated[
-        dict[str, float] | None,
-        _load("A number, or share of requests: a=1,b=1,c=4.", parser=told(parse_tenants), metavar="N|SHARES"),
-    ] = None,
+    classes: Annotated[str | None, _load("Share of requests: interactive=0.6,batch=0.4.", metavar="SHARES")] = None,
+    tenants: Annotated[str | None, _load("A number, or share of requests: a=1,b=1,c=4.", metavar="N|SHARES")] = None,
     blocks: Annotated[int, _engine("KV blocks an engine holds.", min=1)] = 16_384,
     block_size: Annotated[int, _engine("Tokens in a block.", min=1, max=1024)] = 16,
     exact: Annotated[bool, _engine("Simulate these very blocks, not larger ones: slower.", "--exact")] = False,
@@ -152,6 +146,9 @@ def plan(
     if out == html_file == "-":
         stop("plan", "only one of --out and --html can be written to stdout")
     try:
+        least, most = parse_workers(workers)
+        of_class = parse_classes(classes) if classes else {}
+        of_tenant = parse_tenants(tenants) if tenants else {}
         arrivals = read_trace(
             trace,
             limit,
@@ -190,16 +187,14 @@ def plan(
         fit,
         engine,
         slos,
-        _customers(fit, classes, tenants, seed),
+        _customers(fit, of_class, of_tenant, seed),
         None if admission == _NONE else admission,
         speed=speed,
         store=store,
         seed=seed,
     )
-    least, most = workers
     with _Bar(len(fit)) as bar:
         answers = _answers(scenario, routings, least, most, target, cache=cache, bar=bar)
-    left_out = len(arrivals) - len(fit)
     found = Findings(
         trace=Path(trace).name,
         requests=len(fit),
@@ -209,12 +204,7 @@ def plan(
         most=most,
         admission=admission,
         answers=answers,
-        notes=[
-            f"{left_out:,} requests do not fit into {engine.context_tokens:,} tokens and are left out"
-            " (--max-model-len, --blocks)."
-        ]
-        if left_out
-        else [],
+        notes=_notes(len(arrivals) - len(fit), engine),
     )
     print_report(Console(stderr="-" in {out, html_file}), render(found))
     if out:
@@ -230,8 +220,8 @@ def plan(
                 each.name.lower(): {"ttft": s.ttft, "tpot": s.tpot, "itl": s.itl, "e2e": s.e2e}
                 for each, s in slos.items()
             },
-            "classes": {each.name.lower(): share for each, share in (classes or {}).items()},
-            "tenants": tenants,
+            "classes": {each.name.lower(): share for each, share in of_class.items()},
+            "tenants": of_tenant,
             "kv_tokens": blocks * block_size,
             "simulated_block_size": engine.block_size,
             "max_num_seqs": max_num_seqs,
@@ -241,6 +231,13 @@ def plan(
         write("plan", out, plan_json(found, settings))
     if html_file:
         write("plan", html_file, plan_html(found).encode())
+
+
+def _notes(left_out: int, engine: EngineConfig) -> list[str]:
+    if not left_out:
+        return []
+    limit = f"{engine.context_tokens:,} tokens (--max-model-len, --blocks)"
+    return [f"{left_out:,} requests do not fit into {limit} and are left out."]
 
 
 def _known(what: str, names: Sequence[str], there: Any) -> list[str]:
@@ -282,8 +279,8 @@ def _pace(arrivals: Sequence[Arrival], speed: float | None, rate: float | None) 
 
 def _customers(
     arrivals: Sequence[Arrival],
-    classes: dict[ServiceClass, float] | None,
-    tenants: dict[str, float] | None,
+    classes: dict[ServiceClass, float],
+    tenants: dict[str, float],
     seed: int,
 ) -> list[Customer]:
     if not classes and not tenants:
@@ -313,7 +310,7 @@ class _Bar:
         )
         self._task = self._progress.add_task("", total=requests)
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 

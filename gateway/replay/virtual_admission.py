@@ -1,9 +1,10 @@
-"""Requests that wait in front of a virtual fleet, as they would in the gateway: the real queue, rooms and predictions."""
+"""Requests that wait in front of a virtual fleet, as in the gateway: the real queue, rooms and predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Final
@@ -129,7 +130,7 @@ class Admission:
         """Send what there is room for; returns the requests that were given up."""
         while len(self.queue):
             free = len(self._with_room(now, self._stage.window_s))
-            dispatched = self.queue.next(now, lambda _, free=free: free) if free else None  # type: ignore[misc]  # XXX
+            dispatched = self.queue.next(now, partial(_same, free)) if free else None
             if dispatched is None:
                 break
             self._send(self._by_ticket[dispatched.ticket], now)
@@ -260,6 +261,10 @@ class Admission:
 
     def _give_up(self, record: RequestRecord, error: str, reason: str, now: float) -> None:
         record.error, record.error_detail, record.finished = error, str(reason), now
+
+
+def _same(free: int, _model: str) -> int:
+    return free
 
 
 def _likely(workers: Mapping[int, Worker], held: Mapping[WorkerId, int], now: float) -> set[int]:

@@ -182,7 +182,7 @@ class Engines:
         known: Known | None = None,
         among: Container[int] | None = None,
     ) -> Placed:
-        """Choose a worker, of the numbers `among` which there must be one, and submit the request to it, in one step."""
+        """Choose a worker, one of the numbers `among` (not none), and submit the request to it, in one step."""
         ids, hashes = known = known or self.read(arrival)
         self.scrape(now)
         cached, restorable = self.held(known, arrival.input_tokens)
