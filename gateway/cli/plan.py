@@ -65,10 +65,7 @@ def plan(
             help="Trace file (Mooncake JSONL, agent sessions, conversations, Azure's CSV; .gz, .xz), or 'demo'."
         ),
     ],
-    workers: Annotated[
-        tuple[int, int],
-        _fleet("A number, or a range to search.", "-n", "--workers", parser=told(parse_workers), metavar="N|N-M"),
-    ] = "1-64",  # type: ignore[assignment]  # is parsed
+    workers: Annotated[str, _fleet("A number, or a range to search.", "-n", "--workers", metavar="N|N-M")] = "1-64",
     policy: Annotated[
         list[str] | None, _fleet("Routing; may be given several times, the first one leads.", metavar="NAME")
     ] = None,
