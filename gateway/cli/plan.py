@@ -111,7 +111,7 @@ def plan(
     blocks: Annotated[int, _engine("KV blocks an engine holds.", min=1)] = 16_384,
     block_size: Annotated[int, _engine("Tokens in a block.", min=1, max=1024)] = 16,
     exact: Annotated[bool, _engine("Simulate these very blocks, not larger ones: slower.", "--exact")] = False,
-    max_model_len: Annotated[int, _engine("Longest prompt plus answer, in tokens.", min=2)] = 32_768,
+    max_model_len: Annotated[int, _engine("Longest prompt plus answer, in tokens.", min=2)] = 131_072,
     max_num_seqs: Annotated[int, _engine("Sequences an engine runs at once.", min=1, max=8192)] = 256,
     max_batched_tokens: Annotated[int, _engine("Tokens a step computes at most.", min=1)] = 8_192,
     prefill_tokens_per_s: Annotated[

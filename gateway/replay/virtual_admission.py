@@ -27,6 +27,8 @@ from policies.worker_room import DEFAULT_WINDOW_S, has_room
 _MODEL: Final = "virtual"
 _LOOK_AGAIN_S: Final = 0.005
 _UNKNOWN_RATE: Final = 8_000.0
+_LEARNT: Final = 16
+"""First tokens from which on a prediction is good enough to refuse somebody."""
 _NO_SLOS: Final[Mapping[ServiceClass, Slos]] = MappingProxyType({})
 
 
@@ -54,7 +56,6 @@ class _Request:
     ticket: Ticket
     known: Known | None
     worker: int = -1
-    first: float = -1.0
     cached: int = -1
 
 
@@ -91,6 +92,7 @@ class Admission:
         self._drain = DrainRate()
         self._pressures = (LatencyPressure(), LatencyPressure())
         self._said = [0.0, 0.0]
+        self._answered = 0
         self._default = Customer()
         self.demoted = 0
         engines.watcher = self
@@ -106,7 +108,7 @@ class Admission:
         known = self._engines.read(arrival)
         slos = self._stage.slos.get(customer.service_class)
         due = now + slos.ttft if slos is not None and slos.ttft is not None else inf
-        tokens, soonest, lead = self._expect(arrival, known, now)
+        tokens, soonest = self._expect(arrival, known, now)
         request = Request(
             customer.tenant,
             _MODEL,
@@ -114,9 +116,9 @@ class Admission:
             customer.service_class,
             weight=customer.weight,
             deadline=due,
-            lead_s=lead,
+            lead_s=soonest if self._answered >= _LEARNT else 0.0,
         )
-        wait = soonest + self.queue.tokens_ahead(request) / self._drain_rate()
+        wait = 0.0 if self._answered < _LEARNT else soonest + self.queue.tokens_ahead(request) / self._drain_rate()
         answer = self.queue.offer(request, now, wait)
         if isinstance(answer, Refused):
             self._give_up(record, "refused", answer.reason, now)
@@ -174,7 +176,8 @@ class Admission:
     def first_token(self, index: int, number: int, at: float, cached: int) -> None:
         """Its first token came; so much of its prompt was cached."""
         request = self._by_index[index]
-        request.cached, request.first = cached, at
+        request.cached = cached
+        self._answered += 1
         self._latency[number].first_token(index, at)
         self._press(0, index, self._records[index].ttft, at)
 
@@ -202,8 +205,8 @@ class Admission:
             self._said[which] = self._pressures[which].observe(seconds / bound, now)
             self.queue.pressure(max(self._said), now)
 
-    def _expect(self, arrival: Arrival, known: Known, now: float) -> tuple[float, float, float]:
-        """Tokens it lacks where most of it is; seconds to its first token were it sent now, and at most as a rule."""
+    def _expect(self, arrival: Arrival, known: Known, now: float) -> tuple[float, float]:
+        """Tokens it lacks where most of it is, and seconds to its first token were it sent now."""
         held, _ = self._engines.held(known, arrival.input_tokens)
         workers = self._engines.workers
         most = max(held.values(), default=0)
@@ -214,7 +217,9 @@ class Admission:
             if best is None or said.ttft_s < best.ttft_s:
                 best = said
         assert best is not None
-        return float(arrival.input_tokens - most), best.ttft_s, best.ttft_p90_s
+        # While nobody waits, trying costs nobody anything, and whoever is always refused teaches nothing.
+        soonest = best.ttft_s if len(self.queue) else best.ttft_s * best.ttft_s / best.ttft_p90_s
+        return float(arrival.input_tokens - most), soonest
 
     def _worker(self, number: int) -> WorkerLatency:
         latency = self._latency.get(number)
