@@ -25,7 +25,8 @@ from policies.types import WorkerId
 from policies.worker_room import DEFAULT_WINDOW_S, has_room
 
 _MODEL: Final = "virtual"
-_LOOK_AGAIN_S: Final = 0.005
+_LOOKS: Final = 0.1
+"""Share of the window after which a worker may have room again though it has told nothing."""
 _UNKNOWN_RATE: Final = 8_000.0
 _LEARNT: Final = 16
 """First tokens from which on a prediction is good enough to refuse somebody."""
@@ -131,11 +132,11 @@ class Admission:
     def dispatch(self, now: float) -> list[int]:
         """Send what there is room for; returns the requests that were given up."""
         while len(self.queue):
-            free = len(self._with_room(now, self._stage.window_s))
+            free, among = self._rooms(now)
             dispatched = self.queue.next(now, partial(_same, free)) if free else None
             if dispatched is None:
                 break
-            self._send(self._by_ticket[dispatched.ticket], now)
+            self._send(self._by_ticket[dispatched.ticket], now, among)
         gone = []
         for expired in self.queue.expire(now):
             request = self._by_ticket.pop(expired.ticket)
@@ -147,15 +148,7 @@ class Admission:
 
     def look_again_at(self, now: float) -> float:
         """When to dispatch again at the latest, if no engine tells anything before; infinite where nothing waits."""
-        if not len(self.queue):
-            return inf
-        soonest = inf
-        for worker in self._engines.workers.values():
-            if (rate := worker.prefill.rate) is not None:
-                excess = worker.prefill.remaining(now) / rate - self._stage.window_s
-                soonest = min(soonest, now + max(excess, _LOOK_AGAIN_S))
-        expiry = self.queue.next_expiry()
-        return soonest if expiry is None else min(soonest, max(expiry, now + _LOOK_AGAIN_S))
+        return now + _LOOKS * self._stage.window_s if len(self.queue) else inf
 
     def put_back(self, index: int, now: float) -> None:
         """Its worker was lost before it answered: it waits again."""
@@ -234,29 +227,32 @@ class Admission:
         rates = [worker.prefill.rate or _UNKNOWN_RATE for worker in self._engines.workers.values()]
         return sum(rates)
 
-    def _with_room(self, now: float, window_s: float) -> list[int]:
+    def _rooms(self, now: float) -> tuple[int, list[int]]:
+        """How many workers have room, and which ones have it within twice the window: where much of a prompt is cached,
+        waiting for a little longer may pay, and routing knows.
+        """
         self._engines.scrape(now)
-        kv_tokens, since = self._kv_tokens, self._engines.since_scrape
-        numbers = []
+        kv_tokens, since, window_s = self._kv_tokens, self._engines.since_scrape, self._stage.window_s
+        free, among = 0, []
         for number, worker in self._engines.workers.items():
             kv_used = None if worker.kv_used is None else worker.kv_used + since[number] / kv_tokens
+            queued, rate = worker.prefill.remaining(now), worker.prefill.rate
             if has_room(
-                worker.prefill.remaining(now),
-                worker.prefill.rate,
+                queued,
+                rate,
                 worker.pending,
-                window_s=window_s,
+                window_s=2 * window_s,
                 running=worker.active,
                 most_running=self._most_running,
                 kv_used=kv_used,
             ):
-                numbers.append(number)
-        return numbers
+                among.append(number)
+                free += rate is None or queued < window_s * rate or not worker.pending
+        return free, among
 
-    def _send(self, request: _Request, now: float) -> None:
+    def _send(self, request: _Request, now: float, among: Sequence[int]) -> None:
         index = request.index
         arrival, record = self._arrivals[index], self._records[index]
-        # Where much of it is cached it may wait for a little longer: hence twice the window for the choice.
-        among = self._with_room(now, 2 * self._stage.window_s)
         placed = self._engines.send(arrival, record, now, known=request.known, among=among)
         request.worker, request.known = placed.number, None
         latency = self._worker(placed.number)

@@ -15,8 +15,9 @@ import xxhash
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Reservation, Worker
 from backends.simulated.engine import EngineConfig, SimulatedEngine
+from backends.simulated.kv_chain import EngineHash
 from backends.simulated.kv_tiers import BlockTier, TierConfig
-from backends.simulated.sequence import SimRequest, TokenOut, request_from_ids
+from backends.simulated.sequence import SimRequest, TokenOut
 from backends.simulated.told_events import told
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prefix_index import PrefixIndex
@@ -103,6 +104,8 @@ class Engines:
         self._index = PrefixIndex(max_blocks=2 * (workers + added) * (config.blocks + sum(slower)))
         self._root = root_hash(ChainKey(_MODEL, config.block_size))
         self._engines: dict[int, SimulatedEngine] = {}
+        self.workers: dict[int, Worker] = {}
+        """Those that are there, by number, as the gateway knows them."""
         self._due: list[tuple[float, int]] = []  # a heap: which engine has something to tell when, at the earliest
         self.watcher: Watcher | None = None
         self.since_scrape: list[int] = []
@@ -120,7 +123,7 @@ class Engines:
         """One more worker, empty."""
         number = len(self.sent)
         engine = self._engines[number] = SimulatedEngine(self._config, self._store)
-        worker = self._fleet.workers[number]
+        worker = self.workers[number] = self._fleet.workers[number]
         worker.learn_tiers(engine.tiers.prices)
         self._index.add_worker(worker.id, model=_MODEL, block_size=self._block_size)
         self._index.set_stores(worker.id, worker.stores)
@@ -131,17 +134,13 @@ class Engines:
     def lose(self, number: int, now: float) -> list[int]:
         """Take a worker away; returns the requests that it had."""
         self._engines.pop(number).tiers.close()
+        del self.workers[number]
         self._index.remove_worker(WorkerId(str(number)))
         orphans = [name for name, (worker, _, _) in self._reservations.items() if worker == number]
         for name in orphans:
             _, _, reservation = self._reservations.pop(name)
             self._fleet.release(reservation, now)
         return [int(name) for name in orphans]
-
-    @property
-    def workers(self) -> dict[int, Worker]:
-        """Those that are there, by number, as the gateway knows them."""
-        return {number: self._fleet.workers[number] for number in self._engines}
 
     def next_output_at(self) -> float | None:
         """When the next engine has something to tell, if any has work."""
@@ -201,8 +200,14 @@ class Engines:
         self.choices[decision.reason] += 1
         ttl = _PREDICTION_TTL + worker.prefill.seconds(now)
         self._index.predict(worker.id, hashes, start=0, now=now, ttl=ttl)
-        request = request_from_ids(
-            str(record.index), ids, record.output_tokens, block_size=self._block_size, model=_MODEL
+        # The gateway's hashes do for the engine's, which nobody has to tell apart here: half the hashing.
+        request = SimRequest(
+            str(record.index),
+            [EngineHash(each) for each in hashes],
+            arrival.input_tokens,
+            record.output_tokens,
+            token_ids=ids,
+            root=EngineHash(self._root),
         )
         self._reservations[request.id] = (number, lacking, reservation)
         self._submit(number, request, now)
