@@ -21,7 +21,7 @@ from gateway.replay.virtual_fleet import VirtualResult, replay_virtually
 from policies.admission_types import AdmissionSettings, ServiceClass
 from policies.routing import make_policy
 
-COARSE_TOKENS: Final = 128
+COARSE_TOKENS: Final = 256
 """Blocks as large as this are simulated where the trace tells nothing of smaller ones."""
 
 Watch = Callable[[int], None]
