@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from backends.simulated.engine import EngineConfig
 from gateway.cli import application
@@ -25,7 +25,7 @@ def run(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "160"}).invoke(application("plan"), ["plan", *arguments])
 
 
-def document(path: Path, *arguments: str) -> dict:  # type: ignore[type-arg]  # JSON
+def document(path: Path, *arguments: str) -> dict[str, Any]:
     result = run(*arguments, "--out", str(path))
     assert result.exit_code == 0, result.output
     found = orjson.loads(path.read_bytes())
@@ -189,6 +189,6 @@ def test_the_search_finds_what_is_wanted_in_few_steps(wanted: int) -> None:
             return self.workers >= wanted
 
     assert verdict.enough(1.0)
-    needed, tried = fewest(1, 16, 1.0, Told)  # type: ignore[arg-type,return-value]  # it is asked nothing else
+    needed, tried = fewest(1, 16, 1.0, Told)  # type: ignore[arg-type]  # it is asked nothing else
     assert needed == (wanted if wanted <= 16 else None)
     assert len(tried) <= 9
