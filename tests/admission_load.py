@@ -22,8 +22,8 @@ from policies.routing import make_policy
 from tests.latency_replay import capacity_speed
 
 INTERACTIVE, BATCH = ServiceClass.INTERACTIVE, ServiceClass.BATCH
-SETTINGS: Final = AdmissionSettings(batch=ClassRules(0.02, Late.REFUSE, 3600.0))
-"""The defaults, but that batch work too late for its objective is refused: nobody would count it."""
+RESERVE: Final = 0.02
+"""Share of tokens reserved for batch work: the default."""
 DEMANDS: Final = {"a": (INTERACTIVE, 0.25), "b": (INTERACTIVE, 0.25), "c": (BATCH, 0.15)}
 """What three of the tenants ask for, as shares of capacity; the fourth, d, asks for the rest of the load."""
 _CALM: Final = 0.15
@@ -86,20 +86,32 @@ class Outcome:
     refused: int
 
 
-def outcome(workload: Workload, policy: str, load: float, capacity: float, flood: ServiceClass = BATCH) -> Outcome:
+def settings(reserve: float) -> AdmissionSettings:
+    """The defaults, but that batch work too late for its objective is refused: nobody would count it."""
+    return AdmissionSettings(batch=ClassRules(reserve, Late.REFUSE, 3600.0))
+
+
+def outcome(  # noqa: PLR0917 - what a replay is of
+    workload: Workload,
+    policy: str,
+    load: float,
+    capacity: float,
+    flood: ServiceClass = BATCH,
+    reserve: float = RESERVE,
+) -> Outcome:
     """That load, as a share of capacity, under that admission policy, with d flooding in that class."""
     rest = load - sum(share for _, share in DEMANDS.values())
     shares = {Customer(name, each): share for name, (each, share) in DEMANDS.items()} | {Customer("d", flood): rest}
     customers = customers_of(workload.arrivals, shares, seed=1)
     speed = capacity * load
-    records, met = _run(workload, policy, workload.arrivals, customers, speed)
+    records, met = _run(workload, policy, workload.arrivals, customers, speed, reserve)
     span = max(arrival.at for arrival in workload.arrivals) / speed
     tenants = _goodput(customers, met, span)
     keep, drop = Customer("keep"), Customer("drop")
     calm = customers_of(workload.arrivals, {keep: min(_CALM / rest, 1.0), drop: max(1 - _CALM / rest, 0.0)}, seed=2)
     chosen = [n for n, each in enumerate(customers) if each.tenant != "d" or calm[n] is keep or calm[n] == keep]
     fewer = [customers[n] for n in chosen]
-    _, met_calm = _run(workload, policy, [workload.arrivals[n] for n in chosen], fewer, speed)
+    _, met_calm = _run(workload, policy, [workload.arrivals[n] for n in chosen], fewer, speed, reserve)
     calmly = _goodput(fewer, met_calm, span)
     rate = len(workload.arrivals) / span / load
     """Requests per second that are the whole capacity."""
@@ -120,8 +132,13 @@ def outcome(workload: Workload, policy: str, load: float, capacity: float, flood
     )
 
 
-def _run(
-    workload: Workload, policy: str, arrivals: Sequence[Arrival], customers: Sequence[Customer], speed: float
+def _run(  # noqa: PLR0917 - what a replay is of
+    workload: Workload,
+    policy: str,
+    arrivals: Sequence[Arrival],
+    customers: Sequence[Customer],
+    speed: float,
+    reserve: float,
 ) -> tuple[Sequence[RequestRecord], list[bool]]:
     slos = workload.slos
     result = replay_virtually(
@@ -130,7 +147,7 @@ def _run(
         workers=workload.workers,
         engine=workload.engine,
         speed=speed,
-        admission=AdmissionStage(policy, customers, slos, SETTINGS),
+        admission=AdmissionStage(policy, customers, slos, settings(reserve)),
     )
     met = [slos[each.service_class].met(r) for r, each in zip(result.records, customers, strict=True)]
     return result.records, met

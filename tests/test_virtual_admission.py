@@ -17,7 +17,7 @@ from gateway.replay.virtual_admission import AdmissionStage
 from gateway.replay.virtual_fleet import Added, Lost, VirtualResult, replay_virtually
 from policies.admission_types import AdmissionSettings, ClassRules, Late, ServiceClass
 from policies.routing import make_policy
-from tests.admission_load import BATCH, INTERACTIVE, Outcome, Workload, fair_shares, jain, outcome
+from tests.admission_load import BATCH, INTERACTIVE, RESERVE, Outcome, Workload, fair_shares, jain, outcome
 
 ENGINE = EngineConfig(blocks=512, block_size=256, max_model_len=65_536)
 
@@ -138,12 +138,12 @@ def test_shares_as_people_write_them() -> None:
 # -- what it is for
 
 
-WORKLOAD = Workload(arrivals(2_400, 10.0), ENGINE, 4, ttft=1.0, tpot=0.25, batch_ttft=5.0)
+WORKLOAD = Workload(arrivals(1_600, 10.0), ENGINE, 4, ttft=2.0, tpot=0.25, batch_ttft=5.0)
 
 
 @cache
-def overload(policy: str, load: float, flood: ServiceClass = BATCH) -> Outcome:
-    return outcome(WORKLOAD, policy, load, capacity(), flood)
+def overload(policy: str, load: float, flood: ServiceClass = BATCH, reserve: float = RESERVE) -> Outcome:
+    return outcome(WORKLOAD, policy, load, capacity(), flood, reserve)
 
 
 @cache
@@ -155,7 +155,7 @@ def capacity() -> float:
 def test_interactive_work_keeps_its_promise_while_batch_overloads(load: float, least: float) -> None:
     found = overload("fair", load)
     assert found.interactive >= least
-    assert found.slowest_batch > 0.02
+    assert found.slowest_batch > 0.01
     assert max(found.cost.values()) <= 0.05
 
 
@@ -168,6 +168,11 @@ def test_a_tenant_that_floods_its_own_class_harms_no_other() -> None:
     fair, priority = (overload(policy, 2.0, INTERACTIVE) for policy in ("fair", "priority"))
     assert max(fair.cost["a"], fair.cost["b"]) <= 0.05
     assert min(priority.cost["a"], priority.cost["b"]) > 0.3
+
+
+def test_a_flood_from_above_harms_batch_work_as_far_as_nothing_is_reserved_for_it() -> None:
+    assert overload("fair", 2.0, INTERACTIVE).cost["c"] > 0.3
+    assert max(overload("fair", 2.0, INTERACTIVE, 0.2).cost.values()) <= 0.05
 
 
 def test_max_min_fair_shares_and_jains_index() -> None:
