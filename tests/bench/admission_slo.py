@@ -69,14 +69,14 @@ def repeated(arrivals: list[Arrival], least: int) -> list[Arrival]:
 def main() -> None:
     """Run everything and print two tables."""
     options = _options()
-    console = Console(width=130)
+    console = Console(width=170)
     named = {name: one for name, one in workloads(options).items() if not options.only or name in options.only}
     found: dict[Key, Future[Outcome]] = {}
     with ProcessPoolExecutor(options.processes) as pool:
         full = {name: pool.submit(Workload.capacity, one) for name, one in named.items()}
         for name, one in named.items():
             for flood in (BATCH, INTERACTIVE):
-                for load in LOADS if flood is BATCH else LOADS[2:]:
+                for load in (load for load in options.loads if flood is BATCH or load > 1):
                     for policy in POLICIES if flood is BATCH else (_RESERVED, *POLICIES):
                         key = (name, flood, load, policy)
                         how = ("fair", load, full[name].result(), flood, 0.2) if policy == _RESERVED else (
@@ -127,6 +127,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--agents", default=DATA / "traces/agent_sessions_60.compact.jsonl.xz")
     parser.add_argument("--limit", type=int, default=6_000)
     parser.add_argument("--only", nargs="*", help="of the traces, by name")
+    parser.add_argument("--loads", nargs="*", type=float, default=LOADS, help="shares of capacity")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--json")
     return parser.parse_args()
