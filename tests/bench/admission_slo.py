@@ -4,8 +4,8 @@
 these get through, first come first served, by priority alone, and fairly. Tenants a and b ask for a quarter of the
 capacity each, interactive; c for 15%, batch; d, the flooding one, for the rest, in batch or (second table) interactive.
 Goodput counts requests within their objectives. `--azure`, `--mooncake` and `--agents` take whole recordings instead of
-the slices in `tests/data`; `--limit` takes so many requests of each, a third as many
-of agent sessions, which are long. Ten minutes of two cores; `--only Azure` is one.
+the slices in `tests/data`; `--limit` takes so many requests of each, a third as many of agent sessions, which are long.
+Ten minutes on two cores; `--only Azure` takes two.
 """
 
 from __future__ import annotations
