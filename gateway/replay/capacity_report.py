@@ -95,8 +95,8 @@ def _promise(found: Findings) -> str:
     return f"{found.target:.4g} of requests within {'; '.join(found.objectives) or 'no objectives'}"
 
 
-def _sizes(answer: Answer, target: float) -> Table:
-    table_ = _table(f"Workers, with routing {answer.name}")
+def _sizes(answer: Answer, target: float) -> RenderableType:
+    table_ = _table()
     for name in ("workers", "within objectives", "", "goodput", "TTFT p50", "p99", "TPOT p99", "from cache", "refused"):
         table_.add_column(name, justify="left" if name in {"", "within objectives"} else "right")
     for workers in sorted(answer.tried):
@@ -108,7 +108,7 @@ def _sizes(answer: Answer, target: float) -> Table:
             f"{workers}", Text(bar, style="green" if enough else "red"), figures.share(verdict.share), *_cells(verdict),
             style=style,
         )  # fmt: skip
-    return table_
+    return Group(Text(f"Workers, with routing {answer.name}", style="bold"), table_)
 
 
 def _cells(verdict: Verdict) -> list[str]:
@@ -124,14 +124,15 @@ def _cells(verdict: Verdict) -> list[str]:
 
 
 def _ways(found: Findings) -> RenderableType:
-    table_ = _table(f"What each routing gives with {found.fleet}, and how many workers it needs")
+    title = f"What each routing gives with {found.fleet}, and how many workers it needs"
+    table_ = _table()
     for name in ("routing", "needs", "within", "goodput", "TTFT p50", "p99", "TPOT p99", "from cache", "refused"):
         table_.add_column(name, justify="left" if name == "routing" else "right")
     for answer in found.answers:
         if (verdict := answer.tried.get(found.fleet)) is not None:
             table_.add_row(answer.name, _needed(answer, found), figures.share(verdict.share), *_cells(verdict))
     worth = cache_worth(found)
-    return Group(table_, *([Text(worth, style="bold")] if worth else []))
+    return Group(Text(title, style="bold"), table_, *([Text(worth, style="bold")] if worth else []))
 
 
 def _needed(answer: Answer, found: Findings) -> str:
@@ -156,20 +157,20 @@ def cache_worth(found: Findings) -> str:
     return text + "."
 
 
-def _who(found: Findings) -> Table:
+def _who(found: Findings) -> RenderableType:
     verdict = found.answers[0].tried[found.fleet]
-    table_ = _table(f"Classes and tenants, with {found.fleet} and routing {found.answers[0].name}")
+    title = f"Classes and tenants, with {found.fleet} and routing {found.answers[0].name}"
+    table_ = _table()
     for name in ("", "requests", "within", "refused"):
         table_.add_column(name, justify="left" if not name else "right")
     groups = [*verdict.classes.items(), *(verdict.tenants.items() if len(verdict.tenants) > 1 else ())]
     for name, each in groups:
         table_.add_row(name, f"{each.requests:,}", figures.share(each.share), f"{each.refused:,}")
-    return table_
+    return Group(Text(title, style="bold"), table_)
 
 
-def _table(title: str) -> Table:
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), title=title,
-                 title_justify="left", title_style="bold")  # fmt: skip
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
 
 
 def plan_json(found: Findings, settings: Mapping[str, object]) -> bytes:
