@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.api_error import ApiError
 from policies.admission import AdmissionQueue
 from policies.admission_types import Dispatched, Expired, Reason, Refused, Request, ServiceClass, Ticket
-from policies.slo_pressure import SloPressure
+from policies.latency_pressure import LatencyPressure
 from policies.worker_room import has_room
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ _TICK: Final = 0.02
 _GRACE: Final = 5.0
 """Seconds that a client's deadline is beyond the queue's own."""
 _CHARS_PER_TOKEN: Final = 4
+_LEARNT: Final = 16
+"""First tokens after which a worker's predictions count."""
 _LONGEST_DEADLINE_MS: Final = 86_400_000.0
 _OWN: Final = (Reason.TENANT_FULL, Reason.TENANT_BYTES)
 _WHY: Final = {
@@ -77,15 +79,12 @@ class AdmissionGate:
         self._send = send
         self._cached_tokens = cached_tokens
         self._waiting: dict[Ticket, Exchange] = {}
-        self._pressure = SloPressure()
+        self._pressure = LatencyPressure()
+        self.pressure = 0.0
+        """Recent times to first token of interactive requests ÷ their objective, as the queue was told."""
         self._pumping = False
         self._due: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
-
-    @property
-    def pressure(self) -> float:
-        """Recent times to first token of interactive requests ÷ their objective, as the queue was told."""
-        return self._pressure.value
 
     def enter(self, exchange: Exchange) -> None:
         """Send a request on its way as soon as it is its turn, which may be now.
@@ -129,7 +128,8 @@ class AdmissionGate:
         """A worker has computed a prompt: it may have room for another."""
         objective = exchange.policy.slo_ttft_s
         if exchange.record.service_class == _INTERACTIVE and objective is not None:
-            self.queue.pressure(self._pressure.observe((now - exchange.record.arrived) / objective, now), now)
+            self.pressure = self._pressure.observe((now - exchange.record.arrived) / objective, now)
+            self.queue.pressure(self.pressure, now)
         self.freed()
 
     def leave(self, exchange: Exchange) -> None:
@@ -235,12 +235,14 @@ class AdmissionGate:
         return min(due, arrived + asked / 1000.0)
 
     def _lead(self, exchange: Exchange, tokens: float, now: float) -> float:
-        """Seconds from being sent to its first token, on the worker that has least to do."""
+        """Seconds from being sent to its first token, on the worker that has least to do; 0 before anything is learnt
+        of it: nobody is refused for what was only believed.
+        """
         workers = self._serving(exchange)
         if not workers:
             return 0.0
         latency = self._fleet.latency_of(min(workers, key=_queued))
-        return latency.predict(now, tokens).ttft_s
+        return latency.predict(now, tokens).ttft_s if latency.model.ttft_errors.count >= _LEARNT else 0.0
 
     def _ahead(self, request: Request) -> float:
         """Seconds of prefill that are sent to the workers of its model before it."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import typer
 import uvloop
 from rich.console import Console
-from rich.text import Text
 
+from gateway.cli.output import stop, told, write
 from gateway.replay.arrival import TraceError
 from gateway.replay.client import ReplayError, Target
 from gateway.replay.compare import ComparisonError, compare_files, comparison_json, render_comparison
@@ -27,8 +26,6 @@ from gateway.replay.slo import Slos, WarmUp, parse_seconds, parse_slos, parse_wa
 from gateway.replay.stats import mark_warm_up, summarize
 from gateway.replay.traces import read_times, read_trace
 
-_Value = TypeVar("_Value")
-
 
 class EndpointChoice(StrEnum):
     """Which of the two text endpoints is asked."""
@@ -37,19 +34,7 @@ class EndpointChoice(StrEnum):
     completions = "completions"
 
 
-def _told(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """`parse` with its ValueError as one of the command line."""
-
-    def parser(text: str) -> _Value:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-
-    return parser
-
-
-parse_duration = _told(parse_seconds)
+parse_duration = told(parse_seconds)
 
 
 def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
@@ -103,7 +88,7 @@ def replay(
         WarmUp | None,
         _load(
             "Send these first and do not count them: 100 (requests) or 30s.",
-            parser=_told(parse_warm_up),
+            parser=told(parse_warm_up),
             metavar="N|TIME",
         ),
     ] = None,
@@ -111,7 +96,7 @@ def replay(
         list[Slos] | None,
         _report(
             "Goodput: [NAME:]ttft=2s,tpot=50ms (also itl=, e2e=); may be given several times.",
-            parser=_told(parse_slos),
+            parser=told(parse_slos),
             metavar="BOUNDS",
         ),
     ] = None,
@@ -231,20 +216,11 @@ def _compare(files: Sequence[str], json_file: str | None) -> None:
         _write(json_file, comparison_json(comparison))
 
 
-def _write(file: str, content: bytes) -> None:
-    if file == "-":
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
-        return
-    try:
-        Path(file).write_bytes(content)
-    except OSError as error:
-        _stop(f"{file}: cannot be written: {error.strerror}")
+_write = partial(write, "replay")
 
 
 def _stop(message: str) -> NoReturn:
-    Console(stderr=True).print(Text.assemble(("replay: ", "bold red"), message), soft_wrap=True)
-    raise typer.Exit(2)
+    stop("replay", message)
 
 
 if __name__ == "__main__":

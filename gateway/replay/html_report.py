@@ -15,22 +15,27 @@ from gateway.replay.stats import Distribution, Summary
 
 def html_report(summary: Summary, records: Sequence[RequestRecord], run: Run) -> str:
     """The whole page."""
-    style = resources.files("gateway.replay").joinpath("report.css").read_text(encoding="utf-8")
     title = f"{summary.succeeded:,} of {summary.planned:,} requests answered"
     parts = [
         f"<header><h1>{escape(title)} <span>in {figures.seconds(summary.duration)}</span></h1>",
         f"<p>{escape(str(run))}{_warm_up(summary)}</p></header>",
         _warnings(summary),
         f'<section class="tiles">{"".join(_tiles(summary))}</section>',
-        f'<section class="columns">{"".join([*map(_plot, _plots(summary, records)), *_tables(summary)])}</section>',
+        f'<section class="columns">{"".join([*map(figure, _plots(summary, records)), *_tables(summary)])}</section>',
     ]
+    return document(f"Replay of {run.trace}", "".join(parts))
+
+
+def document(title: str, body: str) -> str:
+    """A page that loads nothing and runs no script; `body` is HTML."""
+    style = resources.files("gateway.replay").joinpath("report.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>Replay of {escape(run.trace)}</title><style>{style}</style></head>"
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
+        f"<title>{escape(title)}</title><style>{style}</style></head>"
+        f"<body><main>{body}</main></body></html>\n"
     )
 
 
@@ -45,27 +50,28 @@ def _warnings(summary: Summary) -> str:
 
 def _tiles(summary: Summary) -> Iterator[str]:
     ttft, tpot, hits = summary.ttft, summary.tpot, summary.hits
-    yield _tile("TTFT p50", *_middle_and_end(ttft))
-    yield _tile("TPOT p50", *_middle_and_end(tpot))
-    yield _tile("From cache", figures.share(hits.share), f"{figures.share(hits.limit)} possible")
-    yield _tile(
+    yield tile("TTFT p50", *_middle_and_end(ttft))
+    yield tile("TPOT p50", *_middle_and_end(tpot))
+    yield tile("From cache", figures.share(hits.share), f"{figures.share(hits.limit)} possible")
+    yield tile(
         "Throughput",
         f"{figures.count(summary.requests_per_second)}/s",
         f"{figures.count(summary.output_tokens_per_second)} output tokens/s",
     )
     for good in summary.goodput[:2]:
-        yield _tile(
+        yield tile(
             "Goodput", f"{figures.count(good.per_second)}/s", f"{figures.share(good.share)}: {bounds(good.slos)}"
         )
     if summary.failed:
-        yield _tile("Failed", f"{summary.failed:,}", f"of {summary.sent:,} sent", "bad")
+        yield tile("Failed", f"{summary.failed:,}", f"of {summary.sent:,} sent", "bad")
 
 
 def _middle_and_end(spread: Distribution | None) -> tuple[str, str]:
     return (figures.seconds(spread.p50), f"p99 {figures.seconds(spread.p99)}") if spread else ("–", "none")
 
 
-def _tile(name: str, value: str, more: str, style: str = "") -> str:
+def tile(name: str, value: str, more: str, style: str = "") -> str:
+    """One figure; all are plain text."""
     return f'<div class="tile {style}"><b>{escape(name)}</b><strong>{escape(value)}</strong><i>{escape(more)}</i></div>'
 
 
@@ -86,7 +92,8 @@ def _plots(summary: Summary, records: Sequence[RequestRecord]) -> list[Plot]:
     return [plot for plot in found if plot is not None]
 
 
-def _plot(plot: Plot) -> str:
+def figure(plot: Plot) -> str:
+    """A plot with its title, note and legend."""
     keys = "".join(f'<span class="key {style}">{escape(name)}</span>' for style, name in plot.legend)
     return (
         f"<figure><figcaption><h2>{escape(plot.title)}</h2><p>{escape(plot.note)}{keys}</p></figcaption>"
@@ -101,9 +108,9 @@ def _tables(summary: Summary) -> Iterator[str]:
             (bounds(good.slos), figures.share(good.share), f"{good.met:,}", figures.count(good.per_second))
             for good in summary.goodput
         ]
-        yield _table("Goodput", ("objectives", "share", "requests", "per second"), rows)
+        yield table("Goodput", ("objectives", "share", "requests", "per second"), rows)
     if any(load.worker for load in summary.workers):
-        yield _table(
+        yield table(
             "Workers",
             ("worker", "requests", "input tokens", "from cache", "TTFT p50", "failed"),
             [
@@ -120,7 +127,7 @@ def _tables(summary: Summary) -> Iterator[str]:
         )
     if summary.errors:
         rows_of_errors = [(error.kind, f"{error.count:,}", error.example) for error in summary.errors]
-        yield _table("Failed", ("class", "requests", "for example"), rows_of_errors, "words")
+        yield table("Failed", ("class", "requests", "for example"), rows_of_errors, "words")
 
 
 def _latencies(summary: Summary) -> str:
@@ -136,10 +143,11 @@ def _latencies(summary: Summary) -> str:
         for name, s in spreads
         if s is not None
     ]
-    return _table("Latencies", ("", "mean", "p50", "p90", "p99", "max"), rows)
+    return table("Latencies", ("", "mean", "p50", "p90", "p99", "max"), rows)
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], style: str = "") -> str:
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], style: str = "") -> str:
+    """A table with its title; all are plain text."""
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     table = f"<table class='{style}'><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"

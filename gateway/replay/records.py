@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import Final
 
 import orjson
@@ -30,6 +32,14 @@ class Gaps:
         self.longest = max(self.longest, seconds)
         if self.count <= MAX_GAPS:
             self.kept.append(seconds)
+
+    def add_between(self, times: Sequence[float]) -> None:
+        """All gaps between ascending `times`, of which there are at least two."""
+        gaps = list(map(sub, times[1:], times))
+        self.kept.extend(gaps[: max(MAX_GAPS - self.count, 0)])
+        self.count += len(gaps)
+        self.total += sum(gaps)
+        self.longest = max(self.longest, max(gaps))  # noqa: PLW3301 - of a list, not of two numbers
 
     @property
     def mean(self) -> float | None:
@@ -105,6 +115,19 @@ class RequestRecord:
         elif self.last_token is not None:
             self.gaps.add(now - self.last_token)
         self.last_token = now
+
+    def tokens(self, times: Sequence[float]) -> None:
+        """Pieces of text arrived at these ascending times."""
+        if not times:
+            return
+        self.token_events += len(times)
+        if self.first_token is None:
+            self.first_token = times[0]
+        if self.last_token is not None:
+            self.gaps.add_between((self.last_token, *times))
+        elif len(times) > 1:
+            self.gaps.add_between(times)
+        self.last_token = times[-1]
 
 
 class StreamError(ValueError):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from heapq import heappop, heappush
+from typing import Final, NamedTuple, Protocol
 
 import xxhash
 
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Reservation, Worker
 from backends.simulated.engine import EngineConfig, SimulatedEngine
+from backends.simulated.kv_chain import EngineHash
 from backends.simulated.kv_tiers import BlockTier, TierConfig
-from backends.simulated.sequence import TokenOut, request_from_ids
+from backends.simulated.sequence import SimRequest, TokenOut
 from backends.simulated.told_events import told
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prefix_index import PrefixIndex
@@ -29,6 +31,32 @@ from policies.types import BlockHash, Tier, TokenIds, WorkerId
 _MODEL: Final = "virtual"
 _PREDICTION_TTL: Final = 5.0
 _SCRAPE_SECONDS: Final = 2.0
+
+
+class Known(NamedTuple):
+    """A prompt as the gateway reads it."""
+
+    ids: TokenIds
+    hashes: Sequence[BlockHash]
+
+
+class Placed(NamedTuple):
+    """Where a request went, and what it was thought to cost there."""
+
+    number: int
+    cached: int
+    lacking: int
+    restore_s: float
+
+
+class Watcher(Protocol):
+    """Who is told what the gateway sees of requests, by their index and their worker's number."""
+
+    def first_token(self, index: int, number: int, at: float, cached: int) -> None:
+        """Its first token came; so much of its prompt was cached."""
+
+    def ended(self, index: int, number: int, at: float, output: int) -> None:
+        """Its last of so many tokens came."""
 
 
 class Engines:
@@ -76,7 +104,14 @@ class Engines:
         self._index = PrefixIndex(max_blocks=2 * (workers + added) * (config.blocks + sum(slower)))
         self._root = root_hash(ChainKey(_MODEL, config.block_size))
         self._engines: dict[int, SimulatedEngine] = {}
-        self._reservations: dict[str, tuple[int, float, Reservation]] = {}
+        self.workers: dict[int, Worker] = {}
+        """Those that are there, by number, as the gateway knows them."""
+        self._due: list[tuple[float, int]] = []  # a heap: which engine has something to tell when, at the earliest
+        self.watcher: Watcher | None = None
+        self.since_scrape: list[int] = []
+        """Tokens that each worker was given to compute, less those of requests that ended, since it was last asked how
+        full it is."""
+        self._reservations: dict[str, tuple[int, int, Reservation]] = {}
         self.sent: list[int] = []
         self.cached: list[int] = []
         self.choices: Counter[str] = Counter()
@@ -88,36 +123,69 @@ class Engines:
         """One more worker, empty."""
         number = len(self.sent)
         engine = self._engines[number] = SimulatedEngine(self._config, self._store)
-        worker = self._fleet.workers[number]
+        worker = self.workers[number] = self._fleet.workers[number]
         worker.learn_tiers(engine.tiers.prices)
         self._index.add_worker(worker.id, model=_MODEL, block_size=self._block_size)
         self._index.set_stores(worker.id, worker.stores)
         self.sent.append(0)
         self.cached.append(0)
+        self.since_scrape.append(0)
 
-    def lose(self, number: int) -> list[int]:
+    def lose(self, number: int, now: float) -> list[int]:
         """Take a worker away; returns the requests that it had."""
         self._engines.pop(number).tiers.close()
+        del self.workers[number]
         self._index.remove_worker(WorkerId(str(number)))
         orphans = [name for name, (worker, _, _) in self._reservations.items() if worker == number]
         for name in orphans:
-            _, sent_at, reservation = self._reservations.pop(name)
-            self._fleet.release(reservation, sent_at)
+            _, _, reservation = self._reservations.pop(name)
+            self._fleet.release(reservation, now)
         return [int(name) for name in orphans]
 
     def next_output_at(self) -> float | None:
         """When the next engine has something to tell, if any has work."""
-        return min(
-            (at for engine in self._engines.values() if (at := engine.next_event_at()) is not None), default=None
-        )
+        due = self._due
+        while due:
+            at, number = due[0]
+            engine = self._engines.get(number)
+            really = None if engine is None else engine.next_event_at()
+            if really == at:
+                return at
+            heappop(due)
+            if really is not None:
+                heappush(due, (really, number))
+        return None
 
-    def send(self, arrival: Arrival, record: RequestRecord, now: float) -> None:
-        """Choose a worker and submit the request to it, in one step."""
+    def read(self, arrival: Arrival) -> Known:
+        """Its prompt."""
         ids = prompt_ids(arrival)
-        hashes = extend_chain(self._root, ids, self._block_size)
-        self._scrape(now)
-        cached, restorable = self._held(hashes, arrival.input_tokens)
-        numbers = list(self._engines)
+        return Known(ids, extend_chain(self._root, ids, self._block_size))
+
+    def held(self, known: Known, n_tokens: int) -> tuple[dict[WorkerId, int], Mapping[WorkerId, Sequence[PricedRun]]]:
+        """What each worker has of a prompt on its device, and what it could restore, as the gateway asks for it."""
+        if not (self._knows_tiers and self._index.is_tiered):
+            size = self._block_size
+            return {worker: min(n * size, n_tokens - 1) for worker, n in self._index.match(known.hashes).items()}, {}
+        cached: dict[WorkerId, int] = {}
+        restorable: dict[WorkerId, Sequence[PricedRun]] = {}
+        for worker, runs in self._index.match_runs(known.hashes).items():
+            cached[worker], restorable[worker] = self._fleet.worker(worker).priced(runs, n_tokens)
+        return cached, restorable
+
+    def send(
+        self,
+        arrival: Arrival,
+        record: RequestRecord,
+        now: float,
+        *,
+        known: Known | None = None,
+        among: Container[int] | None = None,
+    ) -> Placed:
+        """Choose a worker, one of the numbers `among` (not none), and submit the request to it, in one step."""
+        ids, hashes = known = known or self.read(arrival)
+        self.scrape(now)
+        cached, restorable = self.held(known, arrival.input_tokens)
+        numbers = [number for number in self._engines if among is None or number in among]
         workers = [self._fleet.workers[number] for number in numbers]
         decision = self._policy.choose(
             Prompt(arrival.input_tokens, cached, _key(arrival), restorable),
@@ -132,61 +200,84 @@ class Engines:
         self.choices[decision.reason] += 1
         ttl = _PREDICTION_TTL + worker.prefill.seconds(now)
         self._index.predict(worker.id, hashes, start=0, now=now, ttl=ttl)
-        request = request_from_ids(
-            str(record.index), ids, record.output_tokens, block_size=self._block_size, model=_MODEL
+        # The gateway's hashes do for the engine's, which nobody has to tell apart here: half the hashing.
+        request = SimRequest(
+            str(record.index),
+            [EngineHash(each) for each in hashes],
+            arrival.input_tokens,
+            record.output_tokens,
+            token_ids=ids,
+            root=EngineHash(self._root),
         )
-        self._reservations[request.id] = (number, now, reservation)
-        self._engines[number].submit(request, now)
+        self._reservations[request.id] = (number, lacking, reservation)
+        self._submit(number, request, now)
         self.sent[number] += arrival.input_tokens
+        self.since_scrape[number] += lacking
         record.worker = str(number)
         record.status = 200
+        return Placed(number, arrival.input_tokens - lacking, lacking, restore_s)
 
-    def _scrape(self, now: float) -> None:
+    def _submit(self, number: int, request: SimRequest, now: float) -> None:
+        engine = self._engines[number]
+        engine.submit(request, now)
+        if (at := engine.next_event_at()) is not None:
+            heappush(self._due, (at, number))
+
+    def scrape(self, now: float) -> None:
         """Ask the engines for their metrics now and then, as a gateway does that knows their tiers."""
         if self._knows_tiers and now >= self._next_scrape:
             self._next_scrape = now + _SCRAPE_SECONDS
             for number, engine in self._engines.items():
                 self._fleet.workers[number].kv_used = engine.stats().kv_usage
-
-    def _held(
-        self, hashes: Sequence[BlockHash], n_tokens: int
-    ) -> tuple[dict[WorkerId, int], Mapping[WorkerId, Sequence[PricedRun]]]:
-        """What each worker has of a prompt on its device, and what it could restore, as the gateway asks for it."""
-        if not (self._knows_tiers and self._index.is_tiered):
-            size = self._block_size
-            return {worker: min(n * size, n_tokens - 1) for worker, n in self._index.match(hashes).items()}, {}
-        cached: dict[WorkerId, int] = {}
-        restorable: dict[WorkerId, Sequence[PricedRun]] = {}
-        for worker, runs in self._index.match_runs(hashes).items():
-            cached[worker], restorable[worker] = self._fleet.worker(worker).priced(runs, n_tokens)
-        return cached, restorable
+                self.since_scrape[number] = 0
 
     def advance(self, now: float, records: Sequence[RequestRecord]) -> list[int]:
         """Live until `now`, book what came out, and tell which requests ended."""
-        ended = []
-        for number, engine in self._engines.items():
-            for output in engine.advance(now):
-                index = int(output.id)
-                _book(records[index], output)
-                worker, _, reservation = self._reservations[output.id]
-                if output.first:
-                    self.cached[worker] += output.cached_tokens
-                    self._fleet.first_byte(reservation, output.times[0])
-                if output.finished:
-                    self._fleet.release(reservation, output.times[-1])
-                    del self._reservations[output.id]
-                    ended.append(index)
-            for batch in engine.take_kv_events():
-                for change in batch.events:
-                    if (event := told(change, block_size=self._block_size)) is not None:
-                        self._index.apply(WorkerId(str(number)), event)
+        ended: list[int] = []
+        for number in self._with_news(now):
+            if (engine := self._engines.get(number)) is not None:
+                self._live(number, engine, now, records, ended)
         self._index.expire(now)
         return ended
 
+    def _with_news(self, now: float) -> Sequence[int]:
+        """Which engines to ask; all where one can push out of a shared store what another has there."""
+        if self._store is not None:
+            return list(self._engines)
+        numbers = set()
+        while self._due and self._due[0][0] <= now:
+            numbers.add(heappop(self._due)[1])
+        return sorted(numbers)
+
+    def _live(
+        self, number: int, engine: SimulatedEngine, now: float, records: Sequence[RequestRecord], ended: list[int]
+    ) -> None:
+        for output in engine.advance(now):
+            index = int(output.id)
+            _book(records[index], output)
+            worker, lacking, reservation = self._reservations[output.id]
+            if output.first:
+                self.cached[worker] += output.cached_tokens
+                self._fleet.first_byte(reservation, output.times[0])
+                if self.watcher is not None:
+                    self.watcher.first_token(index, worker, output.times[0], output.cached_tokens)
+            if output.finished:
+                self._fleet.release(reservation, output.times[-1])
+                del self._reservations[output.id]
+                self.since_scrape[worker] -= lacking + records[index].token_events
+                ended.append(index)
+                if self.watcher is not None:
+                    self.watcher.ended(index, worker, output.times[-1], records[index].token_events)
+        for batch in engine.take_kv_events():
+            for change in batch.events:
+                if (event := told(change, block_size=self._block_size)) is not None:
+                    self._index.apply(WorkerId(str(number)), event)
+        if (at := engine.next_event_at()) is not None:
+            heappush(self._due, (at, number))
+
 
 def _book(record: RequestRecord, output: TokenOut) -> None:
-    for at in output.times:
-        record.token(at)
+    record.tokens(output.times)
     if output.first:
         record.prompt_tokens, record.cached_tokens = record.input_tokens, output.cached_tokens
     if output.finished:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import fmean
+from typing import Final
 
 from backends.simulated.engine import EngineConfig
 from backends.simulated.kv_tiers import TierConfig
@@ -19,8 +21,11 @@ from gateway.replay.arrival import Arrival
 from gateway.replay.plan import plan, session_chains, timed_chains
 from gateway.replay.records import RequestRecord
 from gateway.replay.stats import percentile
+from gateway.replay.virtual_admission import Admission, AdmissionStage
 from gateway.replay.virtual_engines import Engines
 from policies.routing import RoutingPolicy
+
+_TOLD_EVERY: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class VirtualResult:
     """Prompt tokens each worker had to compute."""
     choices: Mapping[str, int] = field(default_factory=dict)
     """How often each reason decided."""
+    demoted: int = 0
+    """Requests that were put in a lower class when they came."""
 
     @property
     def ttft(self) -> tuple[float, ...]:
@@ -99,11 +106,14 @@ def replay_virtually(
     changes: Sequence[Lost | Added] = (),
     store: TierConfig | None = None,
     knows_tiers: bool = True,
+    admission: AdmissionStage | None = None,
+    watch: Callable[[int], None] | None = None,
 ) -> VirtualResult:
     """Send each arrival at its time ÷ `speed` to the worker that `policy` chooses among `workers` engines; one with a
     pause follows the answer before it in its session. With `concurrency` so many users send instead, each its next
     request after the answer. `store` is a tier that the engines share; without `knows_tiers` the policy is told of
-    devices alone.
+    devices alone. With `admission` requests wait in front of the fleet, and some are refused; without, each is sent at
+    once. `watch` is told now and then how many requests have come.
 
     Raises ValueError for a fleet that cannot be: no workers or users, a worker lost that is not there, or the last.
     """
@@ -112,13 +122,18 @@ def replay_virtually(
     added = sum(isinstance(change, Added) for change in changes)
     rng = random.Random(seed)  # noqa: S311 - it breaks ties
     fleet = Engines(policy, workers, added, engine, rng, store=store, knows_tiers=knows_tiers)
-    loop = _Loop(fleet, arrivals, records)
+    stage = None
+    if admission is not None:
+        kv_tokens = engine.blocks * engine.block_size
+        stage = Admission(admission, fleet, arrivals, records, most_running=engine.max_num_seqs, kv_tokens=kv_tokens)
+    loop = _Loop(fleet, arrivals, records, stage, watch)
     loop.plan(speed, concurrency, changes)
     loop.run()
     return VirtualResult(
         records=tuple(records),
         load=tuple(total - cached for total, cached in zip(fleet.sent, fleet.cached, strict=True)),
         choices=dict(fleet.choices),
+        demoted=stage.demoted if stage else 0,
     )
 
 
@@ -139,8 +154,18 @@ def _check(workers: int, concurrency: int | None, changes: Sequence[Lost | Added
 class _Loop:
     """What happens next: a request that is due, a change of the fleet, or an engine's next output."""
 
-    def __init__(self, fleet: Engines, arrivals: Sequence[Arrival], records: Sequence[RequestRecord]) -> None:
+    def __init__(
+        self,
+        fleet: Engines,
+        arrivals: Sequence[Arrival],
+        records: Sequence[RequestRecord],
+        admission: Admission | None,
+        watch: Callable[[int], None] | None,
+    ) -> None:
         self._fleet = fleet
+        self._admission = admission
+        self._watch = watch
+        self._came = 0
         self._arrivals = arrivals
         self._records = records
         self._changes: list[Lost | Added] = []
@@ -166,15 +191,20 @@ class _Loop:
     def run(self) -> None:
         """Until nothing is left to happen."""
         steps = bool(self._next or self._waiting)  # an answer can bring forth a request
+        admission, now = self._admission, 0.0
         while True:
             moments = [self._due[0][0]] if self._due else []
             if self._changes:
                 moments.append(self._changes[0].at)
-            if (steps or not moments) and (output_at := self._fleet.next_output_at()) is not None:
+            waits = admission is not None and len(admission) > 0
+            if (steps or waits or not moments) and (output_at := self._fleet.next_output_at()) is not None:
                 moments.append(output_at)
+            if waits and admission is not None and (again := admission.look_again_at(now)) < inf:
+                moments.append(again)
             if not moments:
                 return
-            self._live_until(min(moments))
+            now = max(now, min(moments))
+            self._live_until(now)
 
     def _live_until(self, now: float) -> None:
         for index in self._fleet.advance(now, self._records):
@@ -183,9 +213,21 @@ class _Loop:
             self._change(self._changes.pop(0), now)
         while self._due and self._due[0][0] <= now:
             due, index = heapq.heappop(self._due)
+            self._came += 1
+            if self._watch is not None and not self._came % _TOLD_EVERY:
+                self._watch(self._came)
             self._records[index].scheduled = due
             self._records[index].sent = due
+            self._begin(index, now)
+        if self._admission is not None:
+            for index in self._admission.dispatch(now):
+                self._answered(index, now)
+
+    def _begin(self, index: int, now: float) -> None:
+        if self._admission is None:
             self._fleet.send(self._arrivals[index], self._records[index], now)
+        elif not self._admission.offer(index, now):
+            self._answered(index, now)
 
     def _answered(self, index: int, now: float) -> None:
         ended = self._records[index].finished or now
@@ -198,12 +240,18 @@ class _Loop:
         if isinstance(change, Added):
             self._fleet.add()
             return
-        for index in self._fleet.lose(change.worker):
+        admission = self._admission
+        for index in self._fleet.lose(change.worker, now):
             record = self._records[index]
             if record.first_token is None:
                 self._fleet.sent[change.worker] -= record.input_tokens
-                self._fleet.send(self._arrivals[index], record, now)
+                if admission is None:
+                    self._fleet.send(self._arrivals[index], record, now)
+                else:
+                    admission.put_back(index, now)
                 continue
             record.error, record.error_detail = "reset_mid_stream", "its worker was lost"
             record.finished = now
+            if admission is not None:
+                admission.drop(index, now)
             self._answered(index, now)

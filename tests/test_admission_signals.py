@@ -1,0 +1,63 @@
+"""How fast the queue empties, and what batch work yields to."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.drain_rate import DrainRate
+from policies.latency_pressure import LatencyPressure
+
+
+def test_the_rate_is_what_left_while_something_waited() -> None:
+    drain = DrainRate()
+    assert drain.rate is None
+    drain.queued(0.0)
+    for step in range(1, 101):
+        drain.left(500.0, step * 0.1, 5)
+    assert drain.rate == pytest.approx(5_000.0)
+
+
+def test_time_without_a_queue_does_not_count() -> None:
+    drain = DrainRate()
+    drain.queued(0.0)
+    drain.left(1_000.0, 1.0, 0)
+    drain.left(1_000.0, 50.0, 0)  # nothing waited: no telling how fast it would have been
+    assert drain.rate == pytest.approx(1_000.0)
+    drain.queued(100.0)
+    drain.queued(100.5)
+    drain.left(1_000.0, 101.0, 0)
+    assert drain.rate == pytest.approx(1_000.0)
+
+
+def test_a_change_is_known_soon() -> None:
+    drain = DrainRate()
+    drain.queued(0.0)
+    for step in range(1, 101):
+        drain.left(1_000.0, float(step), 5)
+    for step in range(101, 161):
+        drain.left(100.0, float(step), 5)
+    assert drain.rate == pytest.approx(100.0, rel=0.6)
+
+
+def test_what_is_given_up_takes_time_and_yields_nothing() -> None:
+    drain = DrainRate()
+    drain.queued(0.0)
+    drain.left(0.0, 1.0, 3)
+    drain.left(1_000.0, 2.0, 3)
+    assert drain.rate == pytest.approx(500.0, rel=0.05)
+
+
+def test_pressure_is_the_recent_95th_percentile() -> None:
+    pressure = LatencyPressure()
+    said = [pressure.observe(ratio / 20, 0.1) for ratio in range(1, 21)]
+    assert said[0] == 0.05
+    assert said[-1] == 1.0
+    later = [pressure.observe(0.2, 5.0) for _ in range(63)]
+    assert later[-1] == 0.2  # of the last 64 only one was slow
+
+
+def test_what_is_old_does_not_count() -> None:
+    pressure = LatencyPressure()
+    pressure.observe(3.0, 0.0)
+    assert pressure.observe(0.1, 9.9) == 3.0
+    assert pressure.observe(0.1, 10.1) == 0.1
