@@ -125,9 +125,11 @@ class AdmissionGate:
             exchange.wait(self.queue.settings.rules[outcome.service_class].max_wait_s + _GRACE)
 
     def first_byte(self, exchange: Exchange, now: float) -> None:
-        """A worker has computed a prompt: it may have room for another."""
+        """A worker has computed a prompt: it may have room for another. Of an answer that does not stream nobody knows
+        when it began.
+        """
         objective = exchange.policy.slo_ttft_s
-        if exchange.record.service_class == _INTERACTIVE and objective is not None:
+        if exchange.teaches and exchange.record.service_class == _INTERACTIVE and objective is not None:
             self.pressure = self._pressure.observe((now - exchange.record.arrived) / objective, now)
             self.queue.pressure(self.pressure, now)
         self.freed()
@@ -191,7 +193,9 @@ class AdmissionGate:
         exchange.record.service_class = dispatched.service_class.name.lower()
         self._send(exchange)
         if exchange.slot is not None and exchange.prompt is not None:
-            self.queue.correct(dispatched.ticket, exchange.prompt.tokens - exchange.record.cached_tokens)
+            record = exchange.record
+            lacking = exchange.prompt.tokens - record.cached_tokens - record.restored_tokens
+            self.queue.correct(dispatched.ticket, lacking)
 
     def _give_up(self, expired: Expired) -> None:
         exchange = self._waiting.pop(expired.ticket)

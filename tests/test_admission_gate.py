@@ -222,6 +222,21 @@ async def test_a_request_is_sent_at_once_where_there_is_room() -> None:
         it.check_left()
 
 
+async def test_only_what_streams_tells_how_long_a_first_token_took() -> None:
+    """An answer in one piece comes when all of it is made."""
+    who = tenants("acme, priority: interactive, slo: {ttft: 10s}")
+    async with setting(who=who) as it:
+        for _ in range(2):
+            it.slow.may.release()
+        assert await it.ask("acme", "long") == "Hi."
+        assert it.gate.pressure == 0.0
+        async with client_of(it.gateway) as client:
+            body = json.dumps({**CHAT, "stream": True}).encode()
+            client.write(post(body, bearer("acme")))
+            assert (await client.response()).status == 200
+        assert it.gate.pressure > 0.0
+
+
 async def test_what_is_to_be_tried_again_does_not_wait_again() -> None:
     """A worker that fails is replaced by another that has no room."""
     slow = Slow()
