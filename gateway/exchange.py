@@ -25,14 +25,13 @@ if TYPE_CHECKING:
     from backends.http1 import RequestHead, ResponseHead
     from backends.upstream import UpstreamConnection
     from backends.upstream_pool import UpstreamPool
-    from gateway.admission import AdmissionGate
+    from gateway.admission import Turn
     from gateway.calls import Call
     from gateway.client_connection import ClientConnection
     from gateway.dialects.base import Dialect
     from gateway.model_rewrite import Splice
     from gateway.prompts import PromptView
     from gateway.tenancy import Tenant, Ticket
-    from policies.admission_types import Ticket as Slot
     from policies.retry_budget import RetryBudget
     from policies.tenant import TenantPolicy
     from policies.types import BlockHash
@@ -79,11 +78,10 @@ class Exchange:
 
     __slots__ = (
         "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "counts_events", "cut_short",
-        "deadline", "dialect", "finished", "follows", "gate", "head", "is_object", "keep_alive", "key", "n_events",
-        "pending", "policy", "pool", "predicted", "progress", "prompt", "rate_fields", "record", "repeatable",
-        "request_id", "reservation", "retrying", "reused", "salt", "salting", "seen_bytes", "session", "slot",
-        "streaming", "tail", "teaches", "tenant", "ticket", "tried", "until_close", "upstream", "waits", "watch",
-        "worker", "write",
+        "deadline", "dialect", "finished", "follows", "head", "is_object", "keep_alive", "key", "n_events", "pending",
+        "policy", "pool", "predicted", "progress", "prompt", "rate_fields", "record", "repeatable", "request_id",
+        "reservation", "retrying", "reused", "salt", "salting", "seen_bytes", "session", "streaming", "tail", "teaches",
+        "tenant", "ticket", "tried", "turn", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
 
     def __init__(self, client: ClientConnection, head: RequestHead, body: bytes, request_id: bytes) -> None:
@@ -122,9 +120,7 @@ class Exchange:
         self.tenant: Tenant | None = None  # None where there are none, or it is not known yet
         self.policy: TenantPolicy = DEFAULT_POLICY
         self.ticket: Ticket | None = None  # where it counts against a tenant's rates
-        self.gate: AdmissionGate | None = None  # where it waits, or waited, for its turn
-        self.slot: Slot | None = None  # its ticket there, until it is over
-        self.waits = False  # True while it has not been its turn there
+        self.turn: Turn | None = None  # where it waits, or waited, for its turn
         self.rate_fields = b""  # what the client is told of them: lines, each led by CRLF
         self.counts_events = False  # True where tokens must be counted that the worker may not report
         self.n_events = 0  # of a stream

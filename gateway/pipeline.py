@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from backends.errors import UpstreamFault
@@ -245,28 +246,28 @@ class RequestPipeline:
 
     def _dispatch(self, exchange: Exchange) -> None:
         """Send it, or have it wait for its turn; whose turn it was once is only sent again."""
-        if exchange.finished or exchange.waits:
+        turn, call, gate = exchange.turn, exchange.call, self.gate
+        if exchange.finished or (turn is not None and turn.waits):
             return
-        call, gate = exchange.call, self.gate
-        if gate is None or exchange.gate is not None or call is None or not call.has_prompt or call.model is None:
+        if gate is None or turn is not None or call is None or not call.has_prompt or call.model is None:
             self.send(exchange)
         else:
             self._or_refuse(exchange, gate.enter)
 
-    def send(self, exchange: Exchange) -> None:
-        """It is its turn."""
+    def send(self, exchange: Exchange, among: Collection[Worker] | None = None) -> None:
+        """It is its turn: send it to one of these workers; None: to any."""
         if not exchange.finished:
-            self._or_refuse(exchange, self._route)
+            self._or_refuse(exchange, partial(self._route, among=among))
 
-    def _route(self, exchange: Exchange) -> None:
-        worker = self.placement.choose(exchange, self._loop.time())
+    def _route(self, exchange: Exchange, *, among: Collection[Worker] | None) -> None:
+        worker = self.placement.choose(exchange, self._loop.time(), among)
         assert exchange.call is not None, "set by begin"
         exchange.call.fields = _NO_FIELDS  # they have told all that is needed, and weigh several times the body
         self._send(exchange, worker, self._targets[worker.id])
 
-    def most_cached(self, exchange: Exchange) -> int:
-        """Tokens of its prompt on the worker that holds most of them."""
-        return self.placement.most_cached(exchange)
+    def held(self, exchange: Exchange) -> Mapping[WorkerId, int]:
+        """Leading tokens of its prompt that each worker holds."""
+        return self.placement.held(exchange)
 
     def _send(self, exchange: Exchange, worker: Worker, target: Target, *, fresh: bool = False) -> None:
         exchange.attempts += not fresh  # a second try on the same worker is not another attempt
@@ -302,8 +303,8 @@ class RequestPipeline:
         if worker.failures:
             log.info("worker %s answers again", worker.id)
         self.fleet.first_byte(reservation, now)
-        if exchange.gate is not None:
-            exchange.gate.first_byte(exchange, now)
+        if exchange.turn is not None:
+            exchange.turn.gate.first_byte(exchange, now)
 
     def learn_id(self, exchange: Exchange, beginning: bytes) -> bool:
         """Remember which worker has the answer that begins like this, if its id is in there."""
@@ -397,8 +398,8 @@ class RequestPipeline:
         self._release(exchange, now)
         if exchange.ticket is not None:
             tenant_gate.release(exchange, now)
-        if exchange.gate is not None:
-            exchange.gate.leave(exchange)
+        if exchange.turn is not None:
+            exchange.turn.gate.leave(exchange)
         if exchange.retrying is not None:
             exchange.retrying.give_back()
         if exchange.failed:

@@ -295,7 +295,7 @@ class Program:
         settings = assembly.gate_settings(config)
         if gate is not None and before is not None and _same_order(config, before):
             gate.queue.reconfigure(assembly.admission_settings(config))
-            gate.settings = settings
+            gate.configure(settings)
             return
         queue = assembly.admission_queue(config)
         self.state.predicts = queue is not None
@@ -307,7 +307,7 @@ class Program:
                 settings,
                 loop=self.loop,
                 send=pipeline.send,
-                cached_tokens=pipeline.most_cached,
+                held=pipeline.held,
             )
         if gate is not None:
             gate.release_all()

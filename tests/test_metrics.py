@@ -66,8 +66,8 @@ def gate() -> AdmissionGate:
             AdmissionQueue(),
             GateSettings(),
             loop=loop,
-            send=lambda _: None,
-            cached_tokens=lambda _: 0,
+            send=lambda *_: None,
+            held=lambda _: {},
         )
     finally:
         loop.close()
