@@ -19,18 +19,21 @@ from gateway.stream_watch import USAGE_MARK, StreamWatch
 from policies.tenant import DEFAULT_POLICY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from backends.fleet_worker import Reservation, Worker
     from backends.http1 import RequestHead, ResponseHead
     from backends.upstream import UpstreamConnection
     from backends.upstream_pool import UpstreamPool
     from gateway.admission import Turn
+    from gateway.answer_replay import Replay
+    from gateway.background_client import BackgroundClient
     from gateway.calls import Call
     from gateway.client_connection import ClientConnection
     from gateway.dialects.base import Dialect
     from gateway.model_rewrite import Splice
     from gateway.prompts import PromptView
+    from gateway.response_caching import CachedCall
     from gateway.tenancy import Tenant, Ticket
     from policies.retry_budget import RetryBudget
     from policies.tenant import TenantPolicy
@@ -77,16 +80,18 @@ class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
     __slots__ = (
-        "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "counts_events", "cut_short",
-        "deadline", "dialect", "finished", "follows", "head", "is_object", "keep_alive", "key", "n_events", "pending",
-        "policy", "pool", "predicted", "progress", "prompt", "rate_fields", "record", "repeatable", "request_id",
+        "attempts", "beginning", "body", "cached_blocks", "caching", "call", "chunked", "client", "counts_events", "cut_short",
+        "deadline", "dialect", "fallback", "finished", "follows", "head", "is_object", "keep_alive", "key", "n_events", "pending",
+        "policy", "pool", "own_fields", "predicted", "progress", "prompt", "record", "recording", "repeatable", "request_id",
         "reservation", "retrying", "reused", "salt", "salting", "seen_bytes", "session", "streaming", "tail", "teaches",
         "tenant", "ticket", "tried", "turn", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
 
-    def __init__(self, client: ClientConnection, head: RequestHead, body: bytes, request_id: bytes) -> None:
+    def __init__(
+        self, client: ClientConnection | BackgroundClient, head: RequestHead, body: bytes, request_id: bytes
+    ) -> None:
         now = client.server.loop.time()
-        self.client = client
+        self.client: ClientConnection | BackgroundClient = client
         self.head = head
         self.body = body
         self.request_id = request_id
@@ -121,7 +126,7 @@ class Exchange:
         self.policy: TenantPolicy = DEFAULT_POLICY
         self.ticket: Ticket | None = None  # where it counts against a tenant's rates
         self.turn: Turn | None = None  # where it waits, or waited, for its turn
-        self.rate_fields = b""  # what the client is told of them: lines, each led by CRLF
+        self.own_fields = b""  # header lines of the gateway's own, each led by CRLF
         self.counts_events = False  # True where tokens must be counted that the worker may not report
         self.n_events = 0  # of a stream
         self.repeatable = True  # False where a second worker may not be asked once one has received it
@@ -132,7 +137,10 @@ class Exchange:
         self.worker: Worker | None = None
         self.reservation: Reservation | None = None
         self.pool: UpstreamPool | None = None
-        self.upstream: UpstreamConnection | None = None
+        self.upstream: UpstreamConnection | Replay | None = None
+        self.caching: CachedCall | None = None  # where its answer may be kept, or another's be its own
+        self.recording: Callable[[bytes], None] | None = None  # is given the body of the answer as it goes on
+        self.fallback: Callable[[], None] | None = None  # answers in place of a server's error
 
     # -- what the pipeline does with it
 
@@ -162,7 +170,7 @@ class Exchange:
         record.response_bytes = len(body)
         if status >= _FIRST_ERROR_STATUS:
             record.outcome = Outcome.CLIENT_ERROR if status < _FIRST_SERVER_ERROR else Outcome.FAILED
-        fields += self.rate_fields
+        fields += self.own_fields
         answer = render_response(status, body, self.request_id, keep_alive=self.keep_alive, fields=fields)
         if self.head.method == b"HEAD":  # a body would be read as the next answer (RFC 9110 §9.3.2)
             answer = answer[: len(answer) - len(body)]
@@ -170,7 +178,11 @@ class Exchange:
         self._finish()
 
     def refuse(self, error: ApiError) -> None:
-        """Answer with an error of our own."""
+        """Answer with an error of our own, unless there is something better."""
+        fallback, self.fallback = self.fallback, None
+        if fallback is not None and error.status >= _FIRST_SERVER_ERROR and not self.finished:
+            fallback()
+            return
         self.record.error = self.record.error or error.code or ""
         self.respond(error.status, self.dialect.error_body(error), fields=error.fields)
 
@@ -183,8 +195,8 @@ class Exchange:
     # -- the client's side
 
     def client_gone(self) -> None:
-        """The client closed its connection: whatever works for it stops now."""
-        if not self.finished:
+        """The client closed its connection: whatever works for it stops now, unless others wait for the same."""
+        if not self.finished and not (self.caching is not None and self.caching.adopt(self)):
             self.cut_short = True
             self.record.outcome = Outcome.CLIENT_GONE
             self._drop_upstream()
@@ -206,7 +218,7 @@ class Exchange:
 
     # -- ResponseSink: the worker's side
 
-    def connected(self, connection: UpstreamConnection) -> None:
+    def connected(self, connection: UpstreamConnection | Replay) -> None:
         """See `ResponseSink`."""
         self.upstream = connection
         if self.client.paused:
@@ -216,7 +228,7 @@ class Exchange:
         """Make the head ready, with the fields that belong to this hop; it goes out with the first byte behind it."""
         status = head.status
         pipeline = self.client.server.pipeline
-        if status >= _FIRST_SERVER_ERROR and pipeline.would_retry(self, status):
+        if status >= _FIRST_SERVER_ERROR and (self.fallback is not None or pipeline.would_retry(self, status)):
             self._drop_upstream()
             pipeline.fault(self, UpstreamFault.SERVER_ERROR, str(status))
             return
@@ -228,10 +240,12 @@ class Exchange:
                 self.watch = StreamWatch(self.dialect)
             else:
                 self.is_object = head.plain_json
+        if self.recording is not None and (status != _OK or (self.watch is None and not head.plain_json)):
+            self.recording = None
         self.beginning = b"" if status == _OK and self.dialect.has_ids else None
         framing = self._framing(head, length)
         self.pending = b"HTTP/1.1 %d %b%b\r\nx-request-id: %b%b%b%b\r\n\r\n" % (
-            status, head.reason, head.fields, self.request_id, self._worker_field(), self.rate_fields, framing,
+            status, head.reason, head.fields, self.request_id, self._worker_field(), self.own_fields, framing,
         )  # fmt: skip
         if body:
             self.response_data(body)
@@ -272,6 +286,8 @@ class Exchange:
                 self.n_events += data.count(b"\ndata:") + data.startswith(b"data:")
         else:
             self.tail = data if len(data) >= _TAIL_BYTES else (self.tail + data)[-_TAIL_BYTES:]
+        if self.recording is not None:
+            self.recording(data)
         if not self.streaming or self.beginning is not None:
             self._pass_on(data)
             return
@@ -339,6 +355,8 @@ class Exchange:
         self.is_object = False
         self.tail = b""
         self.record.status = 0
+        if self.caching is not None:
+            self.caching.again(self)
         self.client.server.pipeline.fault(self, fault, detail)
 
     def _cut(self, fault: UpstreamFault, detail: str) -> None:
@@ -363,6 +381,8 @@ class Exchange:
         """End a stream that has gone wrong with an error event behind its `last` good events."""
         self._drop_upstream()
         if last:
+            if self.recording is not None:
+                self.recording(last)
             self._pass_on(last)
         if self.watch is not None and self.watch.complete:  # what broke off came after its end
             self.response_end()

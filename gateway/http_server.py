@@ -72,6 +72,7 @@ class HttpServer:
         self.response_idle_timeout = limits.response_idle_timeout
         self.request_timeout = limits.request_timeout
         self.connections: set[ClientConnection] = set()
+        self.background: set[BackgroundClient] = set()
         self.held_bytes = 0  # of request bodies, over all connections
         self.via = via
         self.forwarding = forwarding or Forwarding()
@@ -125,6 +126,8 @@ class HttpServer:
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
             connection.transport.abort()
+        for client in list(self.background):
+            client.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
         await asyncio.sleep(0)
@@ -154,8 +157,8 @@ class HttpServer:
 
     def _sweep(self) -> None:
         now = self.loop.time()
-        for connection in list(self.connections):
-            connection.sweep(now)
+        for client in [*self.connections, *self.background]:
+            client.sweep(now)
         for callback in self._on_sweep:
             callback(now)
         self._sweeper = self.loop.call_later(SWEEP, self._sweep)
