@@ -33,6 +33,9 @@ ResponseKey = NewType("ResponseKey", bytes)
 ScopeTag = NewType("ScopeTag", bytes)
 """8 bytes that stand for a tenant's scope in names of entries; they show nothing of it."""
 
+ModelTag = NewType("ModelTag", bytes)
+"""8 bytes that stand for a model's name."""
+
 TAG_BYTES: Final = 8
 KEY_BYTES: Final = 40
 _STORE_KEY_BYTES: Final = 32
@@ -61,6 +64,7 @@ _DROPPED_ELSEWHERE: Final = DELIVERY | BYSTANDERS
 
 _DOMAIN: Final = b"prefixgate response key v1"
 _TAG_DOMAIN: Final = b"prefixgate response scope v1"
+_MODEL_DOMAIN: Final = b"prefixgate response model v1"
 _PIECE: Final = 1 << 16
 """Characters of a long text that are encoded at once."""
 _LONG_BODY: Final = 1 << 18
@@ -103,6 +107,12 @@ def response_key(
 def scope_tag(scope: bytes) -> ScopeTag:
     """What keys of this scope begin with."""
     return ScopeTag(sha256(_TAG_DOMAIN + scope).digest()[:TAG_BYTES])
+
+
+@lru_cache(maxsize=1024)
+def model_tag(model: str) -> ModelTag:
+    """What stands for a model's name."""
+    return ModelTag(sha256(_MODEL_DOMAIN + _encoded(model)).digest()[:TAG_BYTES])
 
 
 def tag_of(key: ResponseKey) -> ScopeTag:

@@ -1,14 +1,15 @@
 """Identical requests at the same time: one of them makes the call, the others wait for its answer. Pure.
 
 For each key there is at most one leader, who has the call, and a line of those who wait. Whoever has to be told of a
-change is returned, and it is the caller who tells it. A leader that leaves hands its call to the first in line: the call
-may go on under it, or begin again. A leader that ends tells all the others at once, whether its answer is one for all
-or for none of them; then each goes by itself, for if they took turns the last would wait for as many calls as there are
-others.
+change is returned, and it is the caller who tells it. A leader that leaves hands its call to the first in line: the
+call may go on under it, or begin again. A leader that ends tells all the others at once, whether its answer is one for
+all or for none of them; then each goes by itself, for if they took turns the last would wait for as many calls as there
+are others.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable
 from enum import Enum, auto
 from typing import Generic, TypeVar
@@ -30,7 +31,7 @@ class Role(Enum):
 
 
 class SingleFlight(Generic[K, W]):
-    """Not safe for several threads. All steps take constant time, but for `finish`, which takes the length of a line."""
+    """Not safe for several threads. Steps take constant time, but for `finish`, which takes the length of a line."""
 
     def __init__(self, *, most_flights: int = 10_000, most_waiting: int = 1_000) -> None:
         """Keys with a leader at most, and waiters of one key at most. Raises ValueError below 0."""
@@ -38,7 +39,7 @@ class SingleFlight(Generic[K, W]):
             raise ValueError("there are no fewer than no flights")
         self._most_flights = most_flights
         self._most_waiting = most_waiting
-        self._flights: dict[K, dict[W, None]] = {}
+        self._flights: dict[K, OrderedDict[W, None]] = {}
         """The leader comes first, then the line."""
         self._n_waiting = 0
 
@@ -57,7 +58,7 @@ class SingleFlight(Generic[K, W]):
         if flight is None:
             if len(self._flights) >= self._most_flights:
                 return Role.ALONE
-            self._flights[key] = {who: None}
+            self._flights[key] = OrderedDict({who: None})
             return Role.LEADER
         if who in flight:
             raise ValueError("it asks already")
@@ -73,8 +74,8 @@ class SingleFlight(Generic[K, W]):
         return flight is not None and next(iter(flight)) == who
 
     def leave(self, key: K, who: W) -> W | None:
-        """It does not want the answer any more. Where it was the leader, returns who leads now, if anybody is left; that
-        one has to be told. Nothing happens where it does not ask.
+        """It does not want the answer any more. Where it was the leader, returns who leads now, if anybody is left;
+        that one has to be told. Nothing happens where it does not ask.
         """
         flight = self._flights.get(key)
         if flight is None or who not in flight:

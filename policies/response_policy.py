@@ -98,7 +98,9 @@ def _runs_tools(fields: Mapping[str, object]) -> bool:
     return type(tools) is list and any(type(tool) is dict and tool.get("type") not in _OWN_TOOLS for tool in tools)
 
 
-_FETCHED: Final = ("image_url", "video_url", "audio_url", "file_url", "url", "file_id")
+_LINKS: Final = ("image_url", "video_url", "audio_url", "file_url")
+_MOST_DEPTH: Final = 4
+"""Messages, their content, and what tools have sent back in it."""
 
 
 def _fetches(fields: Mapping[str, object]) -> bool:
@@ -106,26 +108,28 @@ def _fetches(fields: Mapping[str, object]) -> bool:
     return any(_is_fetched(part) for name in ("messages", "input", "system") for part in _parts(fields.get(name)))
 
 
-def _parts(content: object) -> Iterator[Mapping[str, object]]:
-    """Parts of messages: objects in lists, under `content`, `source` or the like, as deep as dialects nest them."""
-    level = [content]
-    for _ in range(8):
-        deeper: list[object] = []
-        for one in level:
-            if type(one) is list:
-                deeper += one
-            elif type(one) is dict:
-                yield one
-                deeper += [value for value in one.values() if type(value) in {list, dict}]
-        level = deeper
+def _parts(content: object, depth: int = 0) -> Iterator[Mapping[str, object]]:
+    """Messages and parts of messages."""
+    if type(content) is not list or depth == _MOST_DEPTH:
+        return
+    for part in content:
+        if type(part) is dict:
+            yield part
+            yield from _parts(part.get("content"), depth + 1)
 
 
 def _is_fetched(part: Mapping[str, object]) -> bool:
-    for name in _FETCHED:
-        value = part.get(name)
-        if type(value) is str and (name == "file_id" or not value.startswith("data:")):
+    for name in _LINKS:
+        link = part.get(name)
+        url = link.get("url") if type(link) is dict else link
+        if type(url) is str and not url.startswith("data:"):
             return True
-    return False
+    source, file = part.get("source"), part.get("file")
+    return (
+        (type(source) is dict and source.get("type") in {"url", "file"})
+        or (type(file) is dict and file.get("file_id") is not None)
+        or part.get("file_id") is not None
+    )
 
 
 # --- answers ------------------------------------------------------------------------------------------------
