@@ -16,9 +16,8 @@ from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
 from policies.eviction import EvictionPolicy, make_eviction
 from policies.types import Tier
 
-ENTRY_BYTES: Final = 1_536
-"""What a frame costs besides its bytes, at most: its key, its places here and in a policy that knows quotas; about 550
-with LRU and none."""
+ENTRY_BYTES: Final = 1_152
+"""What a frame costs besides its bytes, at most: its key, its places here and in a policy; about 550 with LRU."""
 
 
 class SmallStore:
