@@ -155,7 +155,10 @@ class RedisStore:
 
     def remove(self, key: ChunkKey) -> bool:
         """See `BlockStore`."""
-        name = self._name(key)
+        return self.drop(self._name(key))
+
+    def drop(self, name: bytes) -> bool:
+        """Remove the value of that name; False where there is none. Raises StoreError."""
         with self._counted() as deadline:
             return self._nodes.ask(name, [command(b"UNLINK", name)], _yes, deadline)
 
