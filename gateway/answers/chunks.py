@@ -126,6 +126,8 @@ def checked(answer: Json) -> Json:
         reason = choice.get("finish_reason")
         if type(reason) is not str or not reason:
             raise AnswerError("a choice has not ended")
+        if type(choice.get("logprobs")) not in (dict, type(None)):
+            raise AnswerError("log probabilities that are no object")
     return answer
 
 
@@ -181,11 +183,12 @@ def restream(stream: bytes, *, usage: bool) -> list[bytes]:
         raise AnswerError("the stream does not end with [DONE]")
     found: list[bytes] = []
     told: Json | None = None
+    padded, counted = b'"obfuscation"' in stream, b'"usage"' in stream
     for name, data in events:
         if name == b"error" or data.startswith(b'{"error"'):
-            raise FailedAnswerError("the worker told an error")
-        plain = plain_data(data)
-        if b'"usage"' in plain:
+            _chunk(name, data)  # which raises, unless there is no error in it
+        plain = plain_data(data) if padded else data
+        if counted and b'"usage"' in plain:
             bare = plain[: -len(_NO_USAGE)] + b"}" if plain.endswith(_NO_USAGE) else plain
             if b'"usage"' not in bare:
                 plain = plain if usage else bare

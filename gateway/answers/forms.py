@@ -42,12 +42,7 @@ def disassemble(kind: Kind, body: bytes, *, usage: bool = False) -> list[bytes]:
     Raises:
         AnswerError: The body is not one whole answer.
     """
-    answer = _read(kind, body)
-    if kind is Kind.CHAT:
-        return chat.events(answer, usage=usage)
-    if kind is Kind.COMPLETION:
-        return completions.events(answer, usage=usage)
-    return responses.events(answer) if kind is Kind.RESPONSES else messages.events(answer)
+    return _events(kind, _read(kind, body), usage=usage)
 
 
 def restream(kind: Kind, stream: bytes, *, usage: bool = False) -> list[bytes]:
@@ -65,9 +60,14 @@ def restream(kind: Kind, stream: bytes, *, usage: bool = False) -> list[bytes]:
 
 
 def facts(kind: Kind, recorded: bytes, *, streamed: bool) -> Facts:
-    """What a cache needs to know before it keeps what was recorded: a stream, or a body. Raises nothing."""
+    """What a cache needs to know before it keeps what was recorded: a stream, or a body. Raises nothing.
+
+    Of an answer that is whole, all other functions here can make what they promise.
+    """
     try:
         answer = _assembled(kind, recorded) if streamed else _read(kind, recorded)
+        dump(answer)
+        _events(kind, answer, usage=True)
         if kind is Kind.CHAT:
             return chat.facts(answer)
         if kind is Kind.COMPLETION:
@@ -81,6 +81,14 @@ def wants_usage(fields: Mapping[str, object]) -> bool:
     """Does a request for chunks ask for one with the usage?"""
     options = fields.get("stream_options")
     return isinstance(options, Mapping) and options.get("include_usage") is True
+
+
+def _events(kind: Kind, answer: Json, *, usage: bool) -> list[bytes]:
+    if kind is Kind.CHAT:
+        return chat.events(answer, usage=usage)
+    if kind is Kind.COMPLETION:
+        return completions.events(answer, usage=usage)
+    return responses.events(answer) if kind is Kind.RESPONSES else messages.events(answer)
 
 
 def _assembled(kind: Kind, stream: bytes) -> Json:

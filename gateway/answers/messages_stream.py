@@ -34,18 +34,18 @@ def assembled(stream: bytes) -> Json:
 
 
 def restream(stream: bytes) -> list[bytes]:
-    """The events of a recorded stream. What lies between the ends is taken to be well.
+    """The events of a recorded stream, each with its name: Anthropic's clients pass over those that have none. What
+    lies between the ends is taken to be well.
 
     Raises:
         AnswerError: The stream does not end as it should, or fails.
     """
-    found = [each for each in events_of(stream) if each[0] != b"ping"]
-    ends = [each for each in found[-2:] if each[1] != DONE]
-    if not ends or ends[-1][0] != b"message_stop":
+    found = [(name or _name(data), data) for name, data in events_of(stream) if data != DONE]
+    if not found or found[-1][0] != b"message_stop":
         raise AnswerError("the stream does not end with the end of a message")
     if any(name == b"error" for name, _ in found):
         raise FailedAnswerError("the worker told an error")
-    return [event_bytes(name, data) for name, data in found]
+    return [event_bytes(name, data) for name, data in found if name != b"ping"]
 
 
 class _Reader:
@@ -156,6 +156,8 @@ def _told(stream: bytes) -> list[Json]:
             continue  # some servers end every stream alike
         event = load_object(data)
         kind = event.get("type")
+        if name and type(kind) is str and name != kind.encode():
+            raise AnswerError("an event that goes by two names")
         if kind == "error" or name == b"error" or (kind is None and event.get("error") is not None):
             raise FailedAnswerError("the worker told an error")
         if type(kind) is not str:
@@ -163,6 +165,11 @@ def _told(stream: bytes) -> list[Json]:
         if kind != "ping":
             told.append(event)
     return told
+
+
+def _name(data: bytes) -> bytes:
+    kind = load_object(data).get("type")
+    return kind.encode() if type(kind) is str else b""
 
 
 def _object(fields: Json, name: str) -> Json:
@@ -177,5 +184,6 @@ def _end(message: Json, event: Json) -> None:
     hold_latest(message, _object(event, "delta"))
     usage = event.get("usage")
     if type(usage) is dict:
-        hold_latest(message.setdefault("usage", {}), usage)
+        message["usage"] = dict(_object(message, "usage") if message.get("usage") else {})
+        hold_latest(message["usage"], usage)
     hold_latest(message, {key: value for key, value in event.items() if key not in ("type", "delta", "usage")})

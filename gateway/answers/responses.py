@@ -6,6 +6,7 @@ item against what was told of it before.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final
 
 from gateway.answers.base import (
@@ -20,7 +21,7 @@ from gateway.answers.base import (
     unary_object,
 )
 from gateway.answers.responses_events import ResponseWriter
-from gateway.answers.sse import DONE, Event, event_bytes, events_of, plain_data
+from gateway.answers.sse import DONE, event_bytes, events_of, plain_data
 from gateway.dialects.base import Usage
 
 _ENDS: Final = ("response.completed", "response.incomplete")
@@ -36,31 +37,57 @@ def assembled(stream: bytes) -> Json:
         AnswerError: The stream has not ended as it should, or its pieces are not those of the response it ends with.
     """
     told = _told(stream)
-    kind = told[-1].get("type") if told else None
-    if kind not in _ENDS:
+    if not told or told[-1]["type"] not in _ENDS:
         raise AnswerError("the stream does not end with a response that is done")
-    items: dict[int, Json] = {}
-    deltas: dict[tuple[int, int], list[str]] = {}
-    for event in told[:-1]:
-        if event["type"] in _ENDS:
-            raise AnswerError("events behind the end of the stream")
-        if event["type"] == "response.output_item.done" and type(event.get("item")) is dict:
-            items[_number(event, "output_index")] = event["item"]
-        elif event["type"] == "response.output_text.delta":
-            place = _number(event, "output_index"), _number(event, "content_index")
-            deltas.setdefault(place, []).append(string(event.get("delta")) or "")
-    response = told[-1].get("response")
+    end = told.pop()
+    response = end.get("response")
     if type(response) is not dict:
         raise AnswerError("the last event holds no response")
+    _check_order(told, end)
+    items = _items(told)
     if response.get("output") is None:
         response["output"] = [items[index] for index in sorted(items)]  # as the client does with such a server's
-    elif len(items) > len(response["output"]):
-        raise AnswerError("the response lacks items that were told before")
     response = _checked(response)
-    for (item, part), pieces in deltas.items():
-        if _text_at(response["output"], item, part) != "".join(pieces):
+    if len(items) > len(response["output"]):
+        raise AnswerError("the response lacks items that were told before")
+    for (item, part), text in _texts(told).items():
+        if _text_at(response["output"], item, part) != text:
             raise AnswerError("a text is not the sum of its deltas")
     return response
+
+
+def _check_order(told: list[Json], end: Json) -> None:
+    """Are these events of one response, and all of them? Servers that do not count on are taken at their word."""
+    for event in told:
+        if event["type"] in _ENDS:
+            raise AnswerError("events behind the end of the stream")
+        begun = event.get("response")
+        if type(begun) is dict and begun.get("id") != end["response"].get("id"):
+            raise AnswerError("events of two responses in one stream")
+    numbers = [count(event, "sequence_number") or 0 for event in (*told, end)]
+    if "sequence_number" in end:
+        steps = {later - number for number, later in pairwise(numbers)}
+        if min(steps, default=1) > 0 and steps != {1}:
+            raise AnswerError("events are missing")
+
+
+def _items(told: list[Json]) -> dict[int, Json]:
+    """The items that were told as done, by their places in the output."""
+    done = [event for event in told if event["type"] == "response.output_item.done"]
+    items = objects([event.get("item") for event in done], "the items")
+    return {_number(event, "output_index"): item for event, item in zip(done, items, strict=True)}
+
+
+def _texts(told: list[Json]) -> dict[tuple[int, int], str]:
+    """What was told of texts in deltas, by the places of item and part."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for event in told:
+        if event["type"] == "response.output_text.delta":
+            delta = event.get("delta")
+            if type(delta) is not str:
+                raise AnswerError("a delta that is no text")
+            found.setdefault((_number(event, "output_index"), _number(event, "content_index")), []).append(delta)
+    return {place: "".join(deltas) for place, deltas in found.items()}
 
 
 def read(body: bytes) -> Json:
@@ -84,9 +111,11 @@ def restream(stream: bytes) -> list[bytes]:
         AnswerError: The stream does not end as it should, or fails.
     """
     found = events_of(stream)
-    ends = [each for each in found[-2:] if each[1] != DONE]
-    if not ends or _type(ends[-1]) not in _ENDS:
+    ends = [data for _, data in found[-2:] if data != DONE]
+    if not ends or load_object(ends[-1]).get("type") not in _ENDS:
         raise AnswerError("the stream does not end with a response that is done")
+    if any(name in (b"error", b"response.failed") for name, _ in found):
+        raise FailedAnswerError("the worker told an error")
     return [event_bytes(name, plain_data(data)) for name, data in found]
 
 
@@ -124,11 +153,6 @@ def _told(stream: bytes) -> list[Json]:
             raise AnswerError("an event without a type")
         told.append(event)
     return told
-
-
-def _type(event: Event) -> object:
-    name, data = event
-    return name.decode("utf-8", "replace") or load_object(data).get("type")
 
 
 def _checked(response: Json) -> Json:

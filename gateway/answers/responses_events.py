@@ -156,7 +156,7 @@ class ResponseWriter:
                 self._event("response.output_text.delta", told)
         else:
             self._deltas("response.output_text.delta", place, text, b',"logprobs":[]}')
-        for number, annotation in enumerate(part.get("annotations") or []):
+        for number, annotation in enumerate(objects(part.get("annotations") or [], "annotations")):
             told = {**place, "annotation_index": number, "annotation": annotation}
             self._event("response.output_text.annotation.added", told)
         self._event("response.output_text.done", {**place, "text": text, "logprobs": entries})
