@@ -52,6 +52,11 @@ class SingleFlight(Generic[K, W]):
         """Those in all lines together."""
         return self._n_waiting
 
+    def line(self, key: K) -> int:
+        """How many wait for this key."""
+        flight = self._flights.get(key)
+        return 0 if flight is None else len(flight) - 1
+
     def join(self, key: K, who: W) -> Role:
         """Somebody asks. Raises ValueError where it does so already."""
         flight = self._flights.get(key)

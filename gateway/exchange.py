@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from gateway.admission import Turn
     from gateway.answer_replay import Replay
     from gateway.background_client import BackgroundClient
+    from gateway.cached_call import CachedCall
     from gateway.calls import Call
     from gateway.client_connection import ClientConnection
     from gateway.dialects.base import Dialect
     from gateway.model_rewrite import Splice
     from gateway.prompts import PromptView
-    from gateway.response_caching import CachedCall
     from gateway.tenancy import Tenant, Ticket
     from policies.retry_budget import RetryBudget
     from policies.tenant import TenantPolicy
@@ -80,11 +80,56 @@ class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
     __slots__ = (
-        "attempts", "beginning", "body", "cached_blocks", "caching", "call", "chunked", "client", "counts_events", "cut_short",
-        "deadline", "dialect", "fallback", "finished", "follows", "head", "is_object", "keep_alive", "key", "n_events", "pending",
-        "policy", "pool", "own_fields", "predicted", "progress", "prompt", "record", "recording", "repeatable", "request_id",
-        "reservation", "retrying", "reused", "salt", "salting", "seen_bytes", "session", "streaming", "tail", "teaches",
-        "tenant", "ticket", "tried", "turn", "until_close", "upstream", "watch", "worker", "write",
+        "attempts",
+        "beginning",
+        "body",
+        "cached_blocks",
+        "caching",
+        "call",
+        "chunked",
+        "client",
+        "counts_events",
+        "cut_short",
+        "deadline",
+        "dialect",
+        "fallback",
+        "finished",
+        "follows",
+        "head",
+        "is_object",
+        "keep_alive",
+        "key",
+        "n_events",
+        "own_fields",
+        "pending",
+        "policy",
+        "pool",
+        "predicted",
+        "progress",
+        "prompt",
+        "record",
+        "recording",
+        "repeatable",
+        "request_id",
+        "reservation",
+        "retrying",
+        "reused",
+        "salt",
+        "salting",
+        "seen_bytes",
+        "session",
+        "streaming",
+        "tail",
+        "teaches",
+        "tenant",
+        "ticket",
+        "tried",
+        "turn",
+        "until_close",
+        "upstream",
+        "watch",
+        "worker",
+        "write",
     )  # fmt: skip
 
     def __init__(
@@ -140,7 +185,6 @@ class Exchange:
         self.upstream: UpstreamConnection | Replay | None = None
         self.caching: CachedCall | None = None  # where its answer may be kept, or another's be its own
         self.recording: Callable[[bytes], None] | None = None  # is given the body of the answer as it goes on
-        self.fallback: Callable[[], None] | None = None  # answers in place of a server's error
 
     # -- what the pipeline does with it
 
@@ -179,9 +223,7 @@ class Exchange:
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error of our own, unless there is something better."""
-        fallback, self.fallback = self.fallback, None
-        if fallback is not None and error.status >= _FIRST_SERVER_ERROR and not self.finished:
-            fallback()
+        if error.status >= _FIRST_SERVER_ERROR and self.caching is not None and self.caching.fall_back(self):
             return
         self.record.error = self.record.error or error.code or ""
         self.respond(error.status, self.dialect.error_body(error), fields=error.fields)
@@ -228,7 +270,7 @@ class Exchange:
         """Make the head ready, with the fields that belong to this hop; it goes out with the first byte behind it."""
         status = head.status
         pipeline = self.client.server.pipeline
-        if status >= _FIRST_SERVER_ERROR and (self.fallback is not None or pipeline.would_retry(self, status)):
+        if status >= _FIRST_SERVER_ERROR and (self._has_fallback() or pipeline.would_retry(self, status)):
             self._drop_upstream()
             pipeline.fault(self, UpstreamFault.SERVER_ERROR, str(status))
             return
@@ -249,6 +291,9 @@ class Exchange:
         )  # fmt: skip
         if body:
             self.response_data(body)
+
+    def _has_fallback(self) -> bool:
+        return self.caching is not None and self.caching.fallback is not None
 
     def _framing(self, head: ResponseHead, length: int | None) -> bytes:
         """How the client learns where the body ends."""

@@ -10,13 +10,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from backends.tls_transport import TlsTransport
 from gateway.client_connection import ClientConnection
 from gateway.exchange import Pipeline
 from gateway.forwarding import Forwarding
 from gateway.tls import ServerTls
+
+if TYPE_CHECKING:
+    from gateway.background_client import BackgroundClient
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +75,7 @@ class HttpServer:
         self.response_idle_timeout = limits.response_idle_timeout
         self.request_timeout = limits.request_timeout
         self.connections: set[ClientConnection] = set()
-        self.background: set[BackgroundClient] = set()
+        self.background: set[BackgroundClient] = set()  # requests of nobody that is connected
         self.held_bytes = 0  # of request bodies, over all connections
         self.via = via
         self.forwarding = forwarding or Forwarding()
@@ -157,7 +160,9 @@ class HttpServer:
 
     def _sweep(self) -> None:
         now = self.loop.time()
-        for client in [*self.connections, *self.background]:
+        for connection in list(self.connections):
+            connection.sweep(now)
+        for client in list(self.background):
             client.sweep(now)
         for callback in self._on_sweep:
             callback(now)

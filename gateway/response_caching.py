@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -25,6 +25,7 @@ from gateway import answers
 from gateway.answer_replay import replay_body, replay_stream
 from gateway.api_error import ApiError
 from gateway.background_client import BackgroundClient
+from gateway.cached_call import CachedCall, CachingSettings, Result
 from gateway.header_finder import header_finder
 from gateway.request_record import Outcome
 from gateway.routes import Kind
@@ -53,73 +54,6 @@ _RESULT: Final = b"\r\nx-prefixgate-cache: "
 _OK: Final = 200
 _GRACE: Final = 1.0
 """Seconds that a client's deadline is beyond our own."""
-
-
-class Result:
-    """What is told of a request in `x-prefixgate-cache`, in metrics and in logs."""
-
-    HIT: Final = "hit"
-    MISS: Final = "miss"
-    BYPASS: Final = "bypass"
-    STALE: Final = "stale"
-
-
-@dataclass(frozen=True, slots=True)
-class CachingSettings:
-    """What is not the cache's own."""
-
-    rules: FreshnessRules
-    enabled: bool = True
-    """For whom nothing else is said."""
-    by_route: dict[Kind, FreshnessRules] = field(default_factory=dict)
-    max_entry: int = 1 << 20
-    lookup_timeout: float = 0.05
-    coalesce: bool = True
-    coalesce_wait: float = 120.0
-    pace: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class CachedCall:
-    """What the cache is to do for one request."""
-
-    caching: ResponseCaching
-    key: ResponseKey
-    call: Call
-    rules: FreshnessRules
-    asked: CacheDirectives
-    stamp: Stamp | None
-    """None: its answer cannot be kept."""
-    usage: bool
-    """Does a client that wants a stream want the usage in it?"""
-    leads: bool = False
-    waits: bool = False
-    """For another's answer, or to be looked up."""
-    parts: list[bytes] | None = None
-    """Of the answer, as far as it has come; None where it is not recorded."""
-    n_bytes: int = 0
-    timer: asyncio.TimerHandle | None = None
-
-    def record(self, data: bytes) -> None:
-        """More of the answer's body."""
-        parts = self.parts
-        if parts is None:
-            return
-        self.n_bytes += len(data)
-        if self.n_bytes > self.caching.settings.max_entry:
-            self.parts = None
-        else:
-            parts.append(data)
-
-    def again(self, exchange: Exchange) -> None:
-        """Nothing of an answer has come yet, or what came was thrown away."""
-        if not self.waits:
-            self.parts, self.n_bytes = [], 0
-            exchange.recording = self.record
-
-    def adopt(self, exchange: Exchange) -> bool:
-        """Its client has left: does it go on, for others who wait for the same?"""
-        return self.caching.adopt(exchange, self)
 
 
 class ResponseCaching:
@@ -232,7 +166,7 @@ class ResponseCaching:
         if found.freshness is Freshness.FRESH:
             return self._replay(exchange, cached, found.entry, Result.HIT, found.age)
         if found.freshness is Freshness.STALE_IF_ERROR:
-            exchange.fallback = lambda: self._fall_back(exchange, cached, found)
+            cached.fallback = found
             return False
         body = exchange.body  # which is dropped once it is answered
         if not self._replay(exchange, cached, found.entry, Result.STALE, found.age):
@@ -240,11 +174,13 @@ class ResponseCaching:
         self._refresh(exchange, cached, body)
         return True
 
-    def _fall_back(self, exchange: Exchange, cached: CachedCall, found: Found) -> None:
-        """No worker gave an answer: this one is better than none."""
+    def fall_back(self, exchange: Exchange, cached: CachedCall) -> bool:
+        """No worker gave an answer: is there one that is better than none?"""
+        found, cached.fallback = cached.fallback, None
+        if found is None:
+            return False
         exchange.own_fields = exchange.own_fields.replace(_RESULT + Result.MISS.encode(), b"")
-        if not self._replay(exchange, cached, found.entry, Result.STALE, found.age):
-            exchange.refuse(ApiError(502, "No worker could answer this request.", code="worker_unavailable"))
+        return self._replay(exchange, cached, found.entry, Result.STALE, found.age)
 
     def _replay(self, exchange: Exchange, cached: CachedCall, entry: ResponseEntry, result: str, age: int) -> bool:
         """Answer with an entry, in the form that the client asks for; False where that cannot be made of it."""
@@ -260,7 +196,7 @@ class ResponseCaching:
             log.warning("an answer in the cache cannot be given in another form; it is removed")
             self._executor.submit(self.cache.discard, cached.key)
             return False
-        exchange.caching = exchange.recording = exchange.fallback = None
+        exchange.caching = exchange.recording = None
         exchange.worker = None
         self._tell(exchange, result)
         exchange.own_fields += b"\r\nage: %d" % age
@@ -331,7 +267,7 @@ class ResponseCaching:
         """Have it wait for one who asks the same, or let it go on and listen to its answer; True where it waits."""
         if cached.asked.only_if_cached:
             raise _not_cached()
-        if self.settings.coalesce and cached.asked.reads and exchange.fallback is None:
+        if self.settings.coalesce and cached.asked.reads and cached.fallback is None:
             role = self.flights.join(cached.key, exchange)
             if role is Role.WAITER:
                 wait = self.settings.coalesce_wait
@@ -391,7 +327,7 @@ class ResponseCaching:
     def finished(self, exchange: Exchange) -> None:
         """A request is over, however it ended: what has come of it is for all who wait for the same."""
         cached, exchange.caching = exchange.caching, None
-        exchange.recording = exchange.fallback = None
+        exchange.recording = None
         if cached is None:
             return
         if cached.timer is not None:
