@@ -228,6 +228,10 @@ class ResponseCache:
         """
         return self._tally.all()
 
+    def memory_stats(self) -> StoreStats:
+        """Of memory alone; waits for nothing."""
+        return self._memory.stats()
+
     def stores(self) -> Mapping[Tier, StoreStats]:
         """Of each tier. Redis is asked for it: for a thread."""
         return {Tier.HOST: self._memory.stats(), **{tier.tier: tier.stats() for tier in self._slower}}

@@ -55,8 +55,8 @@ class ResponseStores:
 
 
 def open_response_cache(stores: ResponseStores, keys: EntryKeys | None = None) -> ResponseCache:
-    """`keys`: to encrypt what is written to disk and to Redis. Connects to nobody yet. Raises StoreError where the
-    disk, or the TLS files of Redis, are of no use, and ValueError for an eviction that there is not.
+    """`keys`: to encrypt what is written to disk and to Redis, which is asked from a thread. Raises StoreError where
+    the disk, or the TLS files of Redis, are of no use, and ValueError for an eviction that there is not.
     """
     tally = Tally()
     quota = stores.tenant_bytes

@@ -50,6 +50,7 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.exposition import make_registry
 from gateway.telemetry.metrics import RequestMetrics
+from gateway.telemetry.response_metrics import ResponseMetrics
 from gateway.telemetry.span_export import SpanExport
 from gateway.telemetry.tenant_metrics import TenantMetrics
 from gateway.telemetry.trace_context import trace_of
@@ -128,11 +129,14 @@ class Program:
         self.metrics = RequestMetrics(self.drift)
         self.tenant_metrics = TenantMetrics(self._tenants)
         self.admission_metrics = AdmissionMetrics(lambda: self.pipeline.gate, self.state)
+        self.response_metrics = ResponseMetrics(lambda: self.pipeline.responses)
         self.recent = RecentRequests(config.admin.requests_kept)
         self.spans = self._exporter(config)
         self._sending: asyncio.Task[None] | None = None
         self._observe(config)
-        registry = make_registry(gauges_of(self), self.metrics, self.tenant_metrics, self.admission_metrics)
+        registry = make_registry(
+            gauges_of(self), self.metrics, self.tenant_metrics, self.admission_metrics, self.response_metrics
+        )
         self.admin = AdminServer(ProgramControl(self), registry, self.recent)
         self.watchdog = Watchdog(self.state, self.pipeline)
         self.server = HttpServer(
@@ -294,6 +298,8 @@ class Program:
             observers.append(self.tenant_metrics)
         if self.pipeline.gate is not None:
             observers.append(self.admission_metrics)
+        if self.pipeline.responses is not None:
+            observers.append(self.response_metrics)
         if config.log.access:
             observers.append(AccessLog())
         if self.spans is not None:

@@ -126,7 +126,7 @@ def _is_fetched(part: Mapping[str, object]) -> bool:
             return True
     source, file = part.get("source"), part.get("file")
     return (
-        (type(source) is dict and source.get("type") in {"url", "file"})
+        (type(source) is dict and source.get("type") in ("url", "file"))
         or (type(file) is dict and file.get("file_id") is not None)
         or part.get("file_id") is not None
     )

@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.caching_fixtures import ASKED, setting
 from tests.gateway_fixtures import eventually
-from tests.response_fixtures import ASKED, setting
 from tests.tenant_fixtures import KEYS, tenants
 
 
