@@ -58,6 +58,10 @@ class CachedCall:
     leads: bool = False
     waits: bool = False
     """For another's answer, or to be looked up."""
+    follows: bool = False
+    """It has begun to get another's stream."""
+    followers: list[Exchange] = field(default_factory=list)
+    """Who wait for the same stream, and get it as it comes."""
     parts: list[bytes] | None = None
     """Of the answer, as far as it has come; None where it is not recorded."""
     n_bytes: int = 0
@@ -68,13 +72,14 @@ class CachedCall:
     def record(self, data: bytes) -> None:
         """More of the answer's body."""
         parts = self.parts
-        if parts is None:
-            return
-        self.n_bytes += len(data)
-        if self.n_bytes > self.caching.settings.max_entry:
-            self.parts = None
-        else:
-            parts.append(data)
+        if parts is not None:
+            self.n_bytes += len(data)
+            if self.n_bytes > self.caching.settings.max_entry:
+                self.parts = None
+            else:
+                parts.append(data)
+        if self.followers:
+            self.caching.pass_on(self, data)
 
     def again(self, exchange: Exchange) -> None:
         """Nothing of an answer has come yet, or what came was thrown away."""

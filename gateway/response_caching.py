@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from backends.errors import UpstreamFault
 from cache.response_entry import ResponseEntry, Stamp
 from cache.response_key import ResponseKey, is_unambiguous, response_key
 from cache.single_flight import Role, SingleFlight
 from gateway import answers
-from gateway.answer_replay import replay_body, replay_stream
+from gateway.answer_replay import begin_stream, replay_body, replay_stream
 from gateway.api_error import ApiError
 from gateway.background_client import BackgroundClient
 from gateway.cached_call import CachedCall, CachingSettings, Result
@@ -88,6 +89,7 @@ class ResponseCaching:
         self._attempt = attempt
         self._wall = wall
         self._looking = 0
+        self._leaders: dict[ResponseKey, CachedCall] = {}
         self._orphans: dict[ResponseKey, BackgroundClient] = {}
 
     # -- a request comes
@@ -272,6 +274,7 @@ class ResponseCaching:
             if role is Role.WAITER:
                 wait = self.settings.coalesce_wait
                 self._park(exchange, cached, wait, lambda: self._alone(exchange, cached))
+                self._follow(exchange, cached)
                 return True
             cached.leads = role is Role.LEADER
         self._listen(exchange, cached)
@@ -284,6 +287,8 @@ class ResponseCaching:
             self.refusals[Refusal.AMBIGUOUS.value] += 1
         exchange.caching = cached
         cached.again(exchange)
+        if cached.leads:
+            self._leaders[cached.key] = cached
 
     def _alone(self, exchange: Exchange, cached: CachedCall) -> None:
         """It has waited long enough, or in vain."""
@@ -291,6 +296,48 @@ class ResponseCaching:
             self._leave(exchange, cached)
             self._tell(exchange, Result.MISS)
             self._proceed(exchange)
+
+    # -- a stream that others want too
+
+    def _follow(self, exchange: Exchange, cached: CachedCall) -> None:
+        """Have it get the leader's stream as it comes, where it wants the same one to the letter."""
+        leader = self._leaders.get(cached.key)
+        same = leader is not None and cached.call.streams and leader.call.streams and cached.usage == leader.usage
+        if leader is None or not same or leader.parts is None:
+            return
+        leader.followers.append(exchange)
+        if leader.parts:
+            self._begin_following(exchange, b"".join(leader.parts))
+
+    def pass_on(self, leader: CachedCall, data: bytes) -> None:
+        """More of a leader's stream has come."""
+        for exchange in list(leader.followers):
+            if exchange.streaming:
+                exchange.response_data(data)
+            else:
+                self._begin_following(exchange, data)
+
+    def _begin_following(self, exchange: Exchange, data: bytes) -> None:
+        cached = exchange.caching
+        if cached is None or not self._unpark(exchange, cached):
+            return
+        exchange.caching = cached
+        cached.follows = True
+        self._tell(exchange, Result.HIT)
+        begin_stream(exchange)
+        exchange.response_data(data)
+
+    def _end_following(self, leader: CachedCall) -> None:
+        """A leader's stream is over, well or not: for those who got its beginning it ends as it did."""
+        for exchange in leader.followers:
+            if exchange.finished or not exchange.streaming:
+                continue
+            exchange.caching = None
+            if exchange.watch is not None and exchange.watch.complete:
+                self.coalesced += 1
+                exchange.response_end()
+            else:
+                exchange.response_fault(UpstreamFault.TRUNCATED, "the answer that it shared broke off")
 
     def _refresh(self, exchange: Exchange, cached: CachedCall, body: bytes) -> None:
         """Fetch another answer in place of one that is stale, for nobody in particular."""
@@ -332,17 +379,21 @@ class ResponseCaching:
             return
         if cached.timer is not None:
             cached.timer.cancel()
-        if cached.waits:
+        if cached.waits or cached.follows:
             cached.waits = False
             self._leave(exchange, cached)
             return
-        self._orphans.pop(cached.key, None)
+        if cached.leads:
+            self._leaders.pop(cached.key, None)
+            self._orphans.pop(cached.key, None)
         entry = self._kept(exchange, cached)
+        self._end_following(cached)
         for waiter in self.flights.finish(cached.key, exchange) if cached.leads else ():
             waiting = waiter.caching
-            if waiting is None or entry is None:
-                if waiting is not None:
-                    self._alone(waiter, waiting)
+            if waiting is None:
+                continue  # it has followed
+            if entry is None:
+                self._alone(waiter, waiting)
             elif self._unpark(waiter, waiting):
                 self.coalesced += 1
                 self._attempt(waiter, lambda each, call=waiting: self._share(each, call, entry))  # type: ignore[misc]  # of this turn
@@ -355,6 +406,9 @@ class ResponseCaching:
     def _leave(self, exchange: Exchange, cached: CachedCall) -> None:
         """It waits no longer for another's answer; who is left without anybody that waits stops."""
         self.flights.leave(cached.key, exchange)
+        leader = self._leaders.get(cached.key)
+        if leader is not None and exchange in leader.followers:
+            leader.followers.remove(exchange)
         orphan = self._orphans.get(cached.key)
         if orphan is not None and not self.flights.line(cached.key):
             del self._orphans[cached.key]

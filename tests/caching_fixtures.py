@@ -29,6 +29,7 @@ class Counted:
         self.finish = "stop"
         self.hold = False
         self.may = asyncio.Semaphore(0)
+        self.halves = self.breaks = False  # a stream stops after its first event, and there it may break off
         self.given_up = 0
 
     async def __call__(self, turn: Turn) -> None:
@@ -49,7 +50,16 @@ class Counted:
             turn.write(_HEAD % (self.status, b"application/json", len(body), body))
         elif asked.get("stream"):
             events = chunks(text, self.finish, usage=bool(asked.get("stream_options")))
-            turn.write(_HEAD % (200, b"text/event-stream", len(events), events))
+            if self.halves:
+                middle = events.index(b"\n\n") + 2
+                turn.write(_HEAD % (200, b"text/event-stream", len(events), events[:middle]))
+                await self.may.acquire()
+                if self.breaks:
+                    await turn.close()
+                    return
+                turn.write(events[middle:])
+            else:
+                turn.write(_HEAD % (200, b"text/event-stream", len(events), events))
         else:
             body = json.dumps(whole(text, self.finish)).encode()
             turn.write(_HEAD % (200, b"application/json", len(body), body))

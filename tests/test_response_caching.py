@@ -184,6 +184,55 @@ async def test_when_all_have_left_the_worker_is_let_go() -> None:
         it.check_left()
 
 
+async def test_a_stream_that_several_want_comes_to_all_of_them_as_it_comes() -> None:
+    async with setting() as it:
+        it.worker.halves = True
+        streams = [await it.client.chat.completions.create(**ASKED, stream=True) for _ in range(3)]
+        firsts = [await anext(aiter(stream)) for stream in streams]
+        assert [first.choices[0].delta.role for first in firsts] == ["assistant"] * 3
+        assert it.worker.calls == 1
+        late = asyncio.create_task(it.ask())  # in one piece, which there is none of yet
+        await eventually(lambda: it.caching.flights.waiting == 3)
+        await streams[1].close()
+        await eventually(lambda: it.caching.flights.waiting == 2)
+        it.worker.may.release()
+        for stream in (streams[0], streams[2]):
+            text = "".join([each.choices[0].delta.content or "" async for each in stream])
+            assert text == "Answer 1."
+        assert await late == ("Answer 1.", "hit")
+        await eventually(lambda: not it.pipeline.live)
+        it.check_left()
+
+
+async def test_who_follows_a_stream_that_breaks_off_is_told_so() -> None:
+    async with setting() as it:
+        it.worker.halves = it.worker.breaks = True
+        streams = [await it.client.chat.completions.create(**ASKED, stream=True) for _ in range(2)]
+        it.worker.may.release()
+        for stream in streams:
+            with pytest.raises(openai.APIError, match="broke off"):
+                async for _ in stream:
+                    pass
+        await eventually(lambda: not it.pipeline.live)
+        it.worker.halves = it.worker.breaks = False
+        assert await it.stream() == ("Answer 2.", "miss")
+        it.check_left()
+
+
+async def test_who_asked_first_leaves_in_the_middle_of_its_stream() -> None:
+    async with setting() as it:
+        it.worker.halves = True
+        streams = [await it.client.chat.completions.create(**ASKED, stream=True) for _ in range(2)]
+        await anext(aiter(streams[0]))
+        await streams[0].close()
+        await eventually(lambda: len(it.gateway.server.background) == 1)
+        it.worker.may.release()
+        assert "".join([each.choices[0].delta.content or "" async for each in streams[1]]) == "Answer 1."
+        assert (await it.ask())[1] == "hit"
+        await eventually(lambda: not it.pipeline.live)
+        it.check_left()
+
+
 async def test_an_error_is_nobody_elses() -> None:
     async with setting() as it:
         it.worker.hold, it.worker.status = True, 400

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -50,7 +50,8 @@ class ResponseMetrics:
         yield GaugeMetricFamily("prefixgate_response_cache_bytes", "Bytes of memory they take.", value=stats.bytes)
 
 
-def _counter(name: str, text: str, labels: list[str], counts: dict[tuple[str, ...], int]) -> CounterMetricFamily:
+def _counter(name: str, text: str, labels: list[str], counts: Mapping[Any, int]) -> CounterMetricFamily:
+    """`counts` by a tuple with a value for each label."""
     family = CounterMetricFamily(f"prefixgate_response_cache_{name}", text, labels=labels)
     for values, count in counts.items():
         family.add_metric(list(values), count)
