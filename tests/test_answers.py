@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.answers import AnswerError, FailedAnswerError, assemble, disassemble, facts, restream, wants_usage
+from gateway.answers import AnswerError, FailedAnswerError, assemble, disassemble, examine, facts, restream, wants_usage
 from gateway.answers.base import MOST_BYTES, MOST_PIECES, text_pieces
 from gateway.answers.sse import events_of
 from gateway.api_error import ApiError
@@ -299,6 +299,7 @@ def test_bodies_that_are_no_answer() -> None:
     unended = [{**CHAT["choices"][0], "finish_reason": None}]
     for kind, body, why in (
         (Kind.CHAT, {**CHAT, "choices": unended}, "a choice has not ended"),
+        (Kind.CHAT, {**CHAT, "choices": [{**CHAT["choices"][0], "finish_reason": "abort"}]}, "a choice was broken off"),
         (Kind.CHAT, {**CHAT, "choices": []}, "no choices"),
         (Kind.CHAT, {**CHAT, "choices": CHAT["choices"][1:]}, "a choice is missing, or there twice"),
         (Kind.CHAT, BODIES[Kind.COMPLETION], "a choice without a message"),
@@ -452,6 +453,16 @@ def test_facts() -> None:
     response = facts(Kind.RESPONSES, as_json(RESPONSE), streamed=False)
     assert (response.answer_id, response.text, response.finish_reasons) == ("resp_1", TEXT, ("completed",))
     assert (response.tool_calls, response.refused, response.usage) == (True, True, Usage(9, 30, 4))
+
+
+def test_what_is_examined_is_had_as_a_body() -> None:
+    for kind, fields in BODIES.items():
+        body = as_json(fields)
+        stream = b"".join(disassemble(kind, body, usage=True))
+        assert examine(kind, body, streamed=False) == (facts(kind, body, streamed=False), body)
+        assert examine(kind, stream, streamed=True) == (facts(kind, stream, streamed=True), assemble(kind, stream))
+        told, nothing = examine(kind, stream[:-1], streamed=True)
+        assert (told.whole, nothing) == (False, b"")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ _BEFORE_TEXT: Final = re.compile(
 )
 _BEHIND_TEXT: Final = re.compile(rb'(?:,"[a-z_]+":(?:null|[0-9]+))*\}[^\[]*\Z')
 """What a chunk of text may say beside its text, so that it can be joined with others: no other text, no list."""
+_BROKEN_OFF: Final = ("abort", "error", "cancelled", "insufficient_system_resource")
+"""Reasons that engines give for the end of what they did not finish: vLLM, SGLang and DeepSeek."""
 _NO_USAGE: Final = b',"usage":null}'
 """At the very end of a chunk: a member of the outermost object, therefore."""
 
@@ -141,6 +143,8 @@ def checked(answer: Json) -> Json:
         reason = choice.get("finish_reason")
         if type(reason) is not str or not reason:
             raise AnswerError("a choice has not ended")
+        if reason in _BROKEN_OFF:
+            raise FailedAnswerError("a choice was broken off")
         if type(choice.get("logprobs")) not in (dict, type(None)):
             raise AnswerError("log probabilities that are no object")
     return answer
