@@ -29,7 +29,7 @@ DIALECTS: dict[Kind, Dialect] = {
     Kind.MESSAGES: ANTHROPIC,
 }
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-quick = settings(max_examples=60, deadline=None, database=None, suppress_health_check=slow)
+quick = settings(max_examples=40, deadline=None, database=None, suppress_health_check=slow)
 PIECES = st.binary(max_size=6) | st.sampled_from(
     [b"", b"\n", b"\n\n", b"\r", b"null", b"[]", b"{}", b'"x"', b"1", b"-1", b",", b"\0"]
 )
@@ -157,7 +157,7 @@ def test_any_member_of_any_other_type(kind: Kind) -> None:
         seen.add(shape)
         fields = json.loads(data)
         for path in _places(fields):
-            for value in VALUES:
+            for value in (None, "x", [None], {}):
                 changed = name + b"data: " + as_json(_with(fields, path, value)) + b"\n\n"
                 stream = b"".join([*events[:number], changed, *events[number + 1 :]])
                 if facts(kind, stream, streamed=True).whole:

@@ -23,7 +23,7 @@ _BEFORE_TEXT: Final = re.compile(
     rb'\{(?:"[a-z_]+":(?:"[^"\\]*"|[0-9]+|null),)*"choices":\[\{(?:"index":[0-9]+,)?(?:"delta":\{"content"|"text"):'
 )
 _BEHIND_TEXT: Final = re.compile(rb'(?:,"[a-z_]+":(?:null|[0-9]+))*\}[^\[]*\Z')
-"""What a chunk of text may say beside its text, so that it can be joined with others: no other text, no list."""
+"""What a chunk may say before and behind its text, if it is to be joined with others: no other text, no list."""
 _BROKEN_OFF: Final = ("abort", "error", "cancelled", "insufficient_system_resource")
 """Reasons that engines give for the end of what they did not finish: vLLM, SGLang and DeepSeek."""
 _NO_USAGE: Final = b',"usage":null}'

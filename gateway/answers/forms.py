@@ -37,8 +37,8 @@ def disassemble(kind: Kind, body: bytes, *, usage: bool = False) -> list[bytes]:
     """A body → the events of a stream, each as bytes, `[DONE]` included where the dialect has it.
 
     A text comes in `base.MOST_PIECES` deltas at most, of a few words each, so that it can be sent at a pace. `usage`:
-    does the client ask for a chunk with the usage (see `wants_usage`)? Only chunks depend on it, and there is none where
-    the body does not tell it.
+    does the client ask for a chunk with the usage (see `wants_usage`)? Only chunks depend on it. There is none where
+    the body does not tell the usage.
 
     Raises:
         AnswerError: The body is not one whole answer.
