@@ -16,7 +16,6 @@ that it can be read alone to see what is to be forgotten. The reader knows the k
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
 from math import isfinite
 from os import urandom
 from struct import Struct
@@ -54,8 +53,7 @@ class Stamp(NamedTuple):
     position: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseEntry:
+class ResponseEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An answer as a worker gave it."""
 
     status: int
@@ -169,15 +167,16 @@ def decode_entry(key: ResponseKey, frame: bytes, keys: EntryKeys | None = None) 
     head = _fields(frame)
     if head is None or head.key != key or head.seal != (_CHECKSUM if keys is None else _AEAD):
         return None
+    view = memoryview(frame)
     if len(frame) != HEAD_BYTES + head.facts_bytes + head.body_bytes + _SEAL_BYTES:
         return None
     content: bytes | memoryview | None
     if keys is None:
-        if xxh3_128_digest(memoryview(frame)[:-_SEAL_BYTES]) != frame[-_SEAL_BYTES:]:
+        content = view[HEAD_BYTES:-_SEAL_BYTES]
+        if xxh3_128_digest(view[:-_SEAL_BYTES]) != view[-_SEAL_BYTES:]:
             return None
-        content = memoryview(frame)[HEAD_BYTES:-_SEAL_BYTES]
     else:
-        content = keys.decrypt(key, head.nonce, frame[:HEAD_BYTES], memoryview(frame)[HEAD_BYTES:])
+        content = keys.decrypt(key, head.nonce, frame[:HEAD_BYTES], view[HEAD_BYTES:])
         if content is None:
             return None
     try:

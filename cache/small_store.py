@@ -57,7 +57,9 @@ class SmallStore:
 
     def read(self, key: ChunkKey, limit: int | None = None) -> bytes | None:
         """See `EntryStore`."""
-        with self._open():
+        with self._lock:
+            if self._closed:
+                raise _closed()
             frame = self._frames.get(key)
             if limit is not None:
                 return None if frame is None else frame[:limit]
@@ -133,7 +135,7 @@ class SmallStore:
     def _open(self) -> Iterator[None]:
         with self._lock:
             if self._closed:
-                raise StoreError("the store is closed")
+                raise _closed()
             yield
 
     def _drop(self, key: ChunkKey) -> bool:
@@ -170,3 +172,7 @@ class SmallStore:
         self._counts["evictions"] += len(victims)
         assert before - self._policy.bytes >= need_bytes
         return True
+
+
+def _closed() -> StoreError:
+    return StoreError("the store is closed")

@@ -247,7 +247,7 @@ RESPONSE: dict[str, Any] = {
     "tools": [],
     "usage": {
         "input_tokens": 9,
-        "input_tokens_details": {"cached_tokens": 4},
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
         "output_tokens": 30,
         "output_tokens_details": {"reasoning_tokens": 7},
         "total_tokens": 39,

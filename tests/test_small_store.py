@@ -18,7 +18,7 @@ class TestSmallStore(StoreContract):
     examples = 20
     rounds = 200
 
-    @pytest.fixture(params=sorted(EVICTION_POLICIES))
+    @pytest.fixture(params=["lru", "s3_fifo", "gdsf"])
     def new_store(self, request: pytest.FixtureRequest) -> NewStore:
         def new(capacity: int, tenant_bytes: int | None = None) -> SmallStore:
             policy = make_eviction(request.param, default_quota=tenant_bytes)

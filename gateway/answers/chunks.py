@@ -7,16 +7,25 @@ all others have `"usage": null`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.answers.base import AnswerError, FailedAnswerError, Json, count, dump, load_object, objects, unary_object
 from gateway.answers.merging import hold_latest, join_lists
-from gateway.answers.sse import DONE, DONE_EVENT, event_bytes, events_of, plain_data
+from gateway.answers.runs import joined
+from gateway.answers.sse import DONE, DONE_EVENT, Event, event_bytes, events_of, plain_data
 from gateway.dialects.base import Usage
 
 _IN_EVERY_CHUNK: Final = ("id", "object", "created", "model", "service_tier", "system_fingerprint")
 _NOT_OF_A_BODY: Final = ("choices", "object", "usage")
+_BEFORE_TEXT: Final = re.compile(
+    rb'\{(?:"[a-z_]+":(?:"[^"\\]*"|[0-9]+|null),)*"choices":\[\{(?:"index":[0-9]+,)?(?:"delta":\{"content"|"text"):'
+)
+_BEHIND_TEXT: Final = re.compile(rb'(?:,"[a-z_]+":(?:null|[0-9]+))*\}[^\[]*\Z')
+"""What a chunk may say before and behind its text, if it is to be joined with others: no other text, no list."""
+_BROKEN_OFF: Final = ("abort", "error", "cancelled", "insufficient_system_resource")
+"""Reasons that engines give for the end of what they did not finish: vLLM, SGLang and DeepSeek."""
 _NO_USAGE: Final = b',"usage":null}'
 """At the very end of a chunk: a member of the outermost object, therefore."""
 
@@ -24,16 +33,25 @@ ChoiceMerge = Callable[[Json, Json], None]
 """(what has grown of a choice, what the next chunk brings of it): `index`, `finish_reason` and `logprobs` excepted."""
 
 
-def read_chunks(stream: bytes) -> list[Json]:
-    """The chunks of a whole stream.
+def read_chunks(stream: bytes) -> Iterator[Json]:
+    """The chunks of a whole stream, one by one: all at once take ten times the memory of the stream.
 
     Raises:
         AnswerError: It has not ended as it should, or holds anything but chunks.
     """
     events = events_of(stream)
+    _check_end(events)
+    if b'"obfuscation"' in stream:
+        events = [(name, plain_data(data)) for name, data in events]
+    for name, data in joined(events[:-1], _BEFORE_TEXT, _BEHIND_TEXT):
+        yield _chunk(name, data)
+
+
+def _check_end(events: Sequence[Event]) -> None:
     if not events or events[-1][1] != DONE:
+        if events:
+            _chunk(*events[-1])  # raises what the worker may have told in the end
         raise AnswerError("the stream does not end with [DONE]")
-    return [_chunk(name, data) for name, data in events[:-1]]
 
 
 def _chunk(name: bytes, data: bytes) -> Json:
@@ -126,6 +144,8 @@ def checked(answer: Json) -> Json:
         reason = choice.get("finish_reason")
         if type(reason) is not str or not reason:
             raise AnswerError("a choice has not ended")
+        if reason in _BROKEN_OFF:
+            raise FailedAnswerError("a choice was broken off")
         if type(choice.get("logprobs")) not in (dict, type(None)):
             raise AnswerError("log probabilities that are no object")
     return answer
@@ -179,12 +199,11 @@ def restream(stream: bytes, *, usage: bool) -> list[bytes]:
         AnswerError: The stream does not end as it should, or has an event that is no chunk.
     """
     events = events_of(stream)
-    if not events or events.pop()[1] != DONE:
-        raise AnswerError("the stream does not end with [DONE]")
+    _check_end(events)
     found: list[bytes] = []
     told: Json | None = None
     padded, counted = b'"obfuscation"' in stream, b'"usage"' in stream
-    for name, data in events:
+    for name, data in events[:-1]:
         if name == b"error" or data.startswith(b'{"error"'):
             _chunk(name, data)  # which raises, unless there is no error in it
         plain = plain_data(data) if padded else data

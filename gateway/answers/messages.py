@@ -62,8 +62,8 @@ def _keep_inputs(blocks: list[Any], body: bytes) -> None:
             if type(block) is dict and type(block.get("input")) is dict:
                 text = json.dumps(same["input"], ensure_ascii=False, separators=(",", ":"))
                 block["input"] = orjson.Fragment(text.encode())
-    except (ValueError, RecursionError):
-        raise AnswerError("numbers too long, or nested too deeply") from None
+    except RecursionError:
+        raise AnswerError("nested too deeply") from None
 
 
 def events(message: Json) -> list[bytes]:

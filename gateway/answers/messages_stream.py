@@ -7,6 +7,7 @@ message it holds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,10 +16,17 @@ import orjson
 from gateway.answers.base import AnswerError, FailedAnswerError, Json, load_object, string
 from gateway.answers.merging import hold_latest
 from gateway.answers.messages import checked
+from gateway.answers.runs import joined
 from gateway.answers.sse import DONE, event_bytes, events_of
 
 _TEXT_DELTAS: Final[Mapping[str, str]] = {"text_delta": "text", "thinking_delta": "thinking"}
 """Type of a delta → the member of the block, and of the delta, that it goes on with."""
+
+_BEFORE_TEXT: Final = re.compile(
+    rb'\{"type": ?"content_block_delta", ?"index": ?[0-9]+, ?"delta": ?\{"type": ?"'
+    rb'(?:text_delta", ?"text|thinking_delta", ?"thinking|input_json_delta", ?"partial_json)": ?'
+)
+_BEHIND_TEXT: Final = re.compile(rb" ?\} ?\}\Z")
 
 
 def assembled(stream: bytes) -> Json:
@@ -151,7 +159,7 @@ class _Block:
 
 def _told(stream: bytes) -> list[Json]:
     told = []
-    for name, data in events_of(stream):
+    for name, data in joined(events_of(stream), _BEFORE_TEXT, _BEHIND_TEXT):
         if data == DONE:
             continue  # some servers end every stream alike
         event = load_object(data)
