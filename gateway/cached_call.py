@@ -79,7 +79,21 @@ class CachedCall:
             else:
                 parts.append(data)
         if self.followers:
-            self.caching.pass_on(self, data)
+            self.caching.flights.pass_on(self, data)
+
+    def recorded(self) -> bytes | None:
+        """The whole body, if all of it was recorded."""
+        return None if self.parts is None else b"".join(self.parts)
+
+    def unpark(self, exchange: Exchange) -> bool:
+        """It waits no longer; False where it did not wait any more."""
+        if exchange.finished or not self.waits:
+            return False
+        self.waits = False
+        exchange.caching = None
+        if self.timer is not None:
+            self.timer.cancel()
+        return True
 
     def again(self, exchange: Exchange) -> None:
         """Nothing of an answer has come yet, or what came was thrown away."""
@@ -93,4 +107,15 @@ class CachedCall:
 
     def adopt(self, exchange: Exchange) -> bool:
         """Its client has left: does it go on, for others who wait for the same?"""
-        return self.caching.adopt(exchange, self)
+        return self.caching.flights.adopt(exchange, self)
+
+
+def told(result: str) -> bytes:
+    """The header line that tells a client."""
+    return b"\r\nx-prefixgate-cache: " + result.encode()
+
+
+def tell(exchange: Exchange, result: str) -> None:
+    """Say what the cache had for a request."""
+    exchange.own_fields += told(result)
+    exchange.record.cache = result

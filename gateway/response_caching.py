@@ -14,19 +14,19 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from backends.errors import UpstreamFault
 from cache.response_entry import ResponseEntry, Stamp
 from cache.response_key import ResponseKey, is_unambiguous, response_key
-from cache.single_flight import Role, SingleFlight
 from gateway import answers
-from gateway.answer_replay import begin_stream, replay_body, replay_stream
+from gateway.answer_flights import AnswerFlights
+from gateway.answer_replay import replay_body, replay_stream
 from gateway.api_error import ApiError
 from gateway.background_client import BackgroundClient
-from gateway.cached_call import CachedCall, CachingSettings, Result
+from gateway.cached_call import CachedCall, CachingSettings, Result, tell, told
 from gateway.header_finder import header_finder
 from gateway.request_record import Outcome
 from gateway.routes import Kind
@@ -47,11 +47,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Examined = tuple[answers.Facts, bytes]
+"""What is known of an answer, and its body in one piece."""
+
 _cache_control: Final = header_finder("cache-control")
 _own_header: Final = header_finder("x-prefixgate-cache")
 _beta: Final = header_finder("anthropic-beta")
 _version: Final = header_finder("anthropic-version")
-_RESULT: Final = b"\r\nx-prefixgate-cache: "
 _OK: Final = 200
 _GRACE: Final = 1.0
 """Seconds that a client's deadline is beyond our own."""
@@ -76,10 +78,9 @@ class ResponseCaching:
         """
         self.cache = cache
         self.settings = settings
-        self.flights: SingleFlight[ResponseKey, Exchange] = SingleFlight()
+        self.flights = AnswerFlights()
         self.refusals: Counter[str] = Counter()
         """Requests that were not looked up, and answers that were not kept, by why."""
-        self.coalesced = 0
         self.refreshed = 0
         self.saved_tokens = 0
         """Prompt and output tokens of answers from the cache, where they are known."""
@@ -89,8 +90,6 @@ class ResponseCaching:
         self._attempt = attempt
         self._wall = wall
         self._looking = 0
-        self._leaders: dict[ResponseKey, CachedCall] = {}
-        self._orphans: dict[ResponseKey, BackgroundClient] = {}
 
     # -- a request comes
 
@@ -158,7 +157,7 @@ class ResponseCaching:
             self.refusals[refusal.value] += 1
         if asked.only_if_cached:
             raise _not_cached()
-        self._tell(exchange, Result.BYPASS)
+        tell(exchange, Result.BYPASS)
         return False
 
     # -- an answer is known
@@ -181,37 +180,31 @@ class ResponseCaching:
         found, cached.fallback = cached.fallback, None
         if found is None:
             return False
-        exchange.own_fields = exchange.own_fields.replace(_RESULT + Result.MISS.encode(), b"")
+        exchange.own_fields = exchange.own_fields.replace(told(Result.MISS), b"")
         return self._replay(exchange, cached, found.entry, Result.STALE, found.age)
 
     def _replay(self, exchange: Exchange, cached: CachedCall, entry: ResponseEntry, result: str, age: int) -> bool:
         """Answer with an entry, in the form that the client asks for; False where that cannot be made of it."""
-        call, body = cached.call, entry.body
         events: list[bytes] | None = None
-        try:
-            if call.streams:
-                form = answers.restream if entry.streamed else answers.disassemble
-                events = form(call.kind, body, usage=cached.usage)
-            elif entry.streamed:
-                body = answers.assemble(call.kind, body)
-        except answers.AnswerError:
-            log.warning("an answer in the cache cannot be given in another form; it is removed")
-            self._executor.submit(self.cache.discard, cached.key)
-            return False
+        if cached.call.streams:
+            if cached.usage and entry.prompt_tokens is None:
+                return False  # whoever asked first did not want to know it
+            try:
+                events = answers.disassemble(cached.call.kind, entry.body, usage=cached.usage)
+            except answers.AnswerError:
+                log.warning("an answer in the cache cannot be given as a stream; it is removed")
+                self._executor.submit(self.cache.discard, cached.key)
+                return False
         exchange.caching = exchange.recording = None
         exchange.worker = None
-        self._tell(exchange, result)
+        tell(exchange, result)
         exchange.own_fields += b"\r\nage: %d" % age
         self.saved_tokens += (entry.prompt_tokens or 0) + (entry.completion_tokens or 0)
         if events is None:
-            replay_body(exchange, body, entry.content_type)
+            replay_body(exchange, entry.body, entry.content_type)
         else:
             replay_stream(exchange, events, pace=self.settings.pace)
         return True
-
-    def _tell(self, exchange: Exchange, result: str) -> None:
-        exchange.own_fields += _RESULT + result.encode()
-        exchange.record.cache = result
 
     # -- an answer may be known elsewhere
 
@@ -236,7 +229,7 @@ class ResponseCaching:
 
     def _found(self, exchange: Exchange, cached: CachedCall, found: Found | None) -> None:
         """What there is elsewhere; None where there is nothing, or it took too long."""
-        if not self._unpark(exchange, cached):
+        if not cached.unpark(exchange):
             return
 
         def go_on(exchange: Exchange) -> None:
@@ -252,33 +245,20 @@ class ResponseCaching:
         cached.timer = self._loop.call_later(timeout, otherwise)
         exchange.wait(timeout + _GRACE)
 
-    @staticmethod
-    def _unpark(exchange: Exchange, cached: CachedCall) -> bool:
-        """It waits no longer; False where it did not wait any more."""
-        if exchange.finished or not cached.waits:
-            return False
-        cached.waits = False
-        exchange.caching = None
-        if cached.timer is not None:
-            cached.timer.cancel()
-        return True
-
     # -- nobody knows the answer
 
     def _miss(self, exchange: Exchange, cached: CachedCall) -> bool:
         """Have it wait for one who asks the same, or let it go on and listen to its answer; True where it waits."""
         if cached.asked.only_if_cached:
             raise _not_cached()
-        if self.settings.coalesce and cached.asked.reads and cached.fallback is None:
-            role = self.flights.join(cached.key, exchange)
-            if role is Role.WAITER:
-                wait = self.settings.coalesce_wait
-                self._park(exchange, cached, wait, lambda: self._alone(exchange, cached))
-                self._follow(exchange, cached)
-                return True
-            cached.leads = role is Role.LEADER
+        together = self.settings.coalesce and cached.asked.reads and cached.fallback is None
+        if together and self.flights.waits(exchange, cached):
+            wait = self.settings.coalesce_wait
+            self._park(exchange, cached, wait, lambda: self._alone(exchange, cached))
+            self.flights.follow(exchange, cached)
+            return True
         self._listen(exchange, cached)
-        self._tell(exchange, Result.MISS)
+        tell(exchange, Result.MISS)
         return False
 
     def _listen(self, exchange: Exchange, cached: CachedCall) -> None:
@@ -287,57 +267,13 @@ class ResponseCaching:
             self.refusals[Refusal.AMBIGUOUS.value] += 1
         exchange.caching = cached
         cached.again(exchange)
-        if cached.leads:
-            self._leaders[cached.key] = cached
 
     def _alone(self, exchange: Exchange, cached: CachedCall) -> None:
         """It has waited long enough, or in vain."""
-        if self._unpark(exchange, cached):
-            self._leave(exchange, cached)
-            self._tell(exchange, Result.MISS)
+        if cached.unpark(exchange):
+            self.flights.leave(exchange, cached)
+            tell(exchange, Result.MISS)
             self._proceed(exchange)
-
-    # -- a stream that others want too
-
-    def _follow(self, exchange: Exchange, cached: CachedCall) -> None:
-        """Have it get the leader's stream as it comes, where it wants the same one to the letter."""
-        leader = self._leaders.get(cached.key)
-        same = leader is not None and cached.call.streams and leader.call.streams and cached.usage == leader.usage
-        if leader is None or not same or leader.parts is None:
-            return
-        leader.followers.append(exchange)
-        if leader.parts:
-            self._begin_following(exchange, b"".join(leader.parts))
-
-    def pass_on(self, leader: CachedCall, data: bytes) -> None:
-        """More of a leader's stream has come."""
-        for exchange in list(leader.followers):
-            if exchange.streaming:
-                exchange.response_data(data)
-            else:
-                self._begin_following(exchange, data)
-
-    def _begin_following(self, exchange: Exchange, data: bytes) -> None:
-        cached = exchange.caching
-        if cached is None or not self._unpark(exchange, cached):
-            return
-        exchange.caching = cached
-        cached.follows = True
-        self._tell(exchange, Result.HIT)
-        begin_stream(exchange)
-        exchange.response_data(data)
-
-    def _end_following(self, leader: CachedCall) -> None:
-        """A leader's stream is over, well or not: for those who got its beginning it ends as it did."""
-        for exchange in leader.followers:
-            if exchange.finished or not exchange.streaming:
-                continue
-            exchange.caching = None
-            if exchange.watch is not None and exchange.watch.complete:
-                self.coalesced += 1
-                exchange.response_end()
-            else:
-                exchange.response_fault(UpstreamFault.TRUNCATED, "the answer that it shared broke off")
 
     def _refresh(self, exchange: Exchange, cached: CachedCall, body: bytes) -> None:
         """Fetch another answer in place of one that is stale, for nobody in particular."""
@@ -346,8 +282,8 @@ class ResponseCaching:
             return
         client = BackgroundClient(server)
         twin = client.ask(exchange.head, body)
-        if self.flights.join(cached.key, twin) is not Role.LEADER:
-            self.flights.leave(cached.key, twin)
+        again = replace(cached, waits=False, timer=None, asked=NOTHING_SAID)
+        if not self.flights.leads(twin, again):  # somebody fetches it already
             client.exchange_over(twin)
             return
         self.refreshed += 1
@@ -356,20 +292,11 @@ class ResponseCaching:
         before, record = exchange.record, twin.record
         record.kind, record.dialect, record.model = before.kind, before.dialect, before.model
         record.streams, record.tenant = before.streams, before.tenant
-        self._listen(twin, replace(cached, leads=True, waits=False, timer=None, asked=NOTHING_SAID))
-        self._tell(twin, Result.MISS)
+        self._listen(twin, again)
+        tell(twin, Result.MISS)
         self._proceed(twin)
 
     # -- a request is over
-
-    def adopt(self, exchange: Exchange, cached: CachedCall) -> bool:
-        """The client of a request has left: it goes on without one where others wait for its answer."""
-        server = exchange.client.server
-        if not cached.leads or server.draining or not self.flights.line(cached.key):
-            return False
-        client = self._orphans[cached.key] = BackgroundClient(server)
-        client.adopt(exchange)
-        return True
 
     def finished(self, exchange: Exchange) -> None:
         """A request is over, however it ended: what has come of it is for all who wait for the same."""
@@ -381,50 +308,42 @@ class ResponseCaching:
             cached.timer.cancel()
         if cached.waits or cached.follows:
             cached.waits = False
-            self._leave(exchange, cached)
+            self.flights.leave(exchange, cached)
             return
-        if cached.leads:
-            self._leaders.pop(cached.key, None)
-            self._orphans.pop(cached.key, None)
-        entry = self._kept(exchange, cached)
-        self._end_following(cached)
-        for waiter in self.flights.finish(cached.key, exchange) if cached.leads else ():
-            waiting = waiter.caching
-            if waiting is None:
-                continue  # it has followed
+        self.flights.end_streams(cached)
+        record, recorded = exchange.record, cached.recorded()
+        cached.parts = None  # nobody follows any more
+        if recorded is None or record.outcome is not Outcome.OK or record.status != _OK or exchange.cut_short:
+            self._settle(exchange, cached, None)
+            return
+        examine = partial(_examined, cached.call.kind, recorded, streamed=exchange.watch is not None)
+        if len(recorded) < _LONG:
+            self._settle(exchange, cached, examine())
+        else:
+            looked = self._loop.run_in_executor(self._executor, examine)
+            looked.add_done_callback(lambda done: self._settle(exchange, cached, _result(done)))
+
+    def _settle(self, exchange: Exchange, cached: CachedCall, examined: Examined | None) -> None:
+        """Keep an answer where it may be kept, and give it to all who wait for it; they go on where there is none."""
+        entry = None if examined is None else self._entry(cached, *examined)
+        for waiter, waiting in self.flights.end(exchange, cached):
             if entry is None:
                 self._alone(waiter, waiting)
-            elif self._unpark(waiter, waiting):
-                self.coalesced += 1
-                self._attempt(waiter, lambda each, call=waiting: self._share(each, call, entry))  # type: ignore[misc]  # of this turn
+            elif waiting.unpark(waiter):
+                self._attempt(waiter, partial(self._share, cached=waiting, entry=entry))
 
-    def _share(self, exchange: Exchange, cached: CachedCall, entry: ResponseEntry) -> None:
-        if not self._replay(exchange, cached, entry, Result.HIT, 0):
-            self._tell(exchange, Result.MISS)
+    def _share(self, exchange: Exchange, *, cached: CachedCall, entry: ResponseEntry) -> None:
+        if self._replay(exchange, cached, entry, Result.HIT, 0):
+            self.flights.coalesced += 1
+        else:
+            tell(exchange, Result.MISS)
             self._proceed(exchange)
 
-    def _leave(self, exchange: Exchange, cached: CachedCall) -> None:
-        """It waits no longer for another's answer; who is left without anybody that waits stops."""
-        self.flights.leave(cached.key, exchange)
-        leader = self._leaders.get(cached.key)
-        if leader is not None and exchange in leader.followers:
-            leader.followers.remove(exchange)
-        orphan = self._orphans.get(cached.key)
-        if orphan is not None and not self.flights.line(cached.key):
-            del self._orphans[cached.key]
-            orphan.close()
-
-    def _kept(self, exchange: Exchange, cached: CachedCall) -> ResponseEntry | None:
-        """The answer, put into the cache where it may be kept; None where it is none for others."""
-        record, parts = exchange.record, cached.parts
-        if parts is None or record.outcome is not Outcome.OK or record.status != _OK or exchange.cut_short:
-            return None
-        body = b"".join(parts)
-        streamed = exchange.watch is not None
+    def _entry(self, cached: CachedCall, facts: answers.Facts, body: bytes) -> ResponseEntry | None:
+        """An answer for others, put into the cache where it may be kept; None where it is none."""
         kind = cached.call.kind
-        facts = _facts(kind, body, streamed=streamed)
         told = AnswerFacts(
-            status=record.status,
+            status=_OK,
             ended=facts.whole,
             finish_reasons=facts.finish_reasons,
             n_bytes=len(body),
@@ -435,12 +354,12 @@ class ResponseCaching:
             self.refusals[refusal.value] += 1
         if not facts.whole or facts.failed:
             return None
-        usage, stamp = record.usage, cached.stamp
+        usage, stamp = facts.usage, cached.stamp
         entry = ResponseEntry(
             status=_OK,
-            content_type=_STREAM if streamed else _JSON,
+            content_type=_JSON,
             body=body,
-            streamed=streamed,
+            streamed=False,  # both forms can be made of this one, which is the smaller
             model=cached.call.model or "",
             stored_at=self._wall(),
             stamp=stamp or _NO_STAMP,
@@ -455,7 +374,8 @@ class ResponseCaching:
 _NO_STAMP: Final = Stamp(bytes(16), 0)
 """Of an answer that is shared with those who wait for it, and not kept."""
 _JSON: Final = "application/json"
-_STREAM: Final = "text/event-stream"
+_LONG: Final = 32 << 10
+"""Bytes of an answer from which on it is looked at in a thread."""
 _KINDS: Final = (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES, Kind.EMBEDDING)
 _MOST_LOOKING: Final = 256
 """Requests that wait for disk or Redis at a time."""
@@ -467,13 +387,20 @@ def _not_cached() -> ApiError:
     return ApiError(504, "There is no stored answer to this request, and it asks for nothing else.", code="not_cached")
 
 
-def _facts(kind: Kind, body: bytes, *, streamed: bool) -> answers.Facts:
+def _examined(kind: Kind, recorded: bytes, *, streamed: bool) -> Examined:
+    """What is known of an answer, and its body in one piece."""
     if kind is not Kind.EMBEDDING:
-        return answers.facts(kind, body, streamed=streamed)
+        return answers.examine(kind, recorded, streamed=streamed)
     try:
-        return answers.Facts(whole="data" in orjson.loads(body))
+        return answers.Facts(whole="data" in orjson.loads(recorded)), recorded
     except (orjson.JSONDecodeError, TypeError):
-        return answers.Facts(whole=False)
+        return answers.Facts(whole=False), b""
+
+
+def _result(done: asyncio.Future[Examined]) -> Examined | None:
+    if done.cancelled() or done.exception() is not None:
+        return None
+    return done.result()
 
 
 def _scope(exchange: Exchange) -> bytes:

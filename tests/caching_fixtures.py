@@ -123,9 +123,7 @@ class Setting:
 
     def check_left(self) -> None:
         """Nothing of anybody is left."""
-        self.caching.flights.check()
-        assert (len(self.caching.flights), self.caching.flights.waiting) == (0, 0)
-        assert self.caching._orphans == {}
+        self.caching.flights.check_empty()
         assert self.gateway.server.background == set()
         assert self.pipeline.live == set()
 

@@ -38,12 +38,12 @@ class ResponseMetrics:
         yield _counter("requests", "Requests by what the cache had for them.", ["route", "result"], self._results)
         reasons = {(reason,): count for reason, count in caching.refusals.items()}
         yield _counter("refusals", "Requests not looked up and answers not kept, by why.", ["reason"], reasons)
-        yield _counter("coalesced", "Requests answered by another's call.", [], {(): caching.coalesced})
+        yield _counter("coalesced", "Requests answered by another's call.", [], {(): caching.flights.coalesced})
         yield _counter("refreshes", "Stale answers that were fetched anew.", [], {(): caching.refreshed})
         yield _counter("saved_tokens", "Tokens of the answers that it gave.", [], {(): caching.saved_tokens})
         events = {tuple(name.split(": ")): count for name, count in caching.cache.counts().items() if ": " in name}
         yield _counter("events", "What has happened in its stores.", ["event", "tier"], events)
-        waiting = caching.flights.waiting
+        waiting = caching.flights.table.waiting
         yield GaugeMetricFamily("prefixgate_response_cache_waiting", "Requests that wait for another's.", value=waiting)
         stats = caching.cache.memory_stats()
         yield GaugeMetricFamily("prefixgate_response_cache_entries", "Answers in memory.", value=stats.entries)
