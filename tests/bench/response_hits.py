@@ -38,14 +38,12 @@ def measure(it: Server, body: bytes, n: int) -> dict[str, float]:
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     )
-    first: list[float] = []
     with socket.create_connection(("127.0.0.1", it.port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(200):
             _ask(connection, request)
         before = it.cpu_seconds()
-        for _ in range(n):
-            first.append(_ask(connection, request))
+        first = [_ask(connection, request) for _ in range(n)]
         cpu = it.cpu_seconds() - before
     cuts = quantiles(first, n=100)
     return {"cpu_us": cpu / n * 1e6, "p50_us": cuts[49] * 1e6, "p99_us": cuts[98] * 1e6}
