@@ -144,14 +144,14 @@ class RedisEpochLog:
 
     def append(self, item: bytes) -> None:
         """See `EpochLog`."""
-        self._done(lambda: self._store.append(self._name, item))
+        self._done(lambda: self._store.append(self._name, item), writes=True)
 
     def clear(self) -> None:
         """See `EpochLog`."""
-        self._done(lambda: self._store.drop(self._name))
+        self._done(lambda: self._store.drop(self._name), writes=True)
 
-    def _done(self, call: Callable[[], R]) -> R:
-        result = self._tier.ask(call)
+    def _done(self, call: Callable[[], R], *, writes: bool = False) -> R:
+        result = self._tier.ask(call, writes=writes)
         if result is None:
             raise StoreError("Redis does not tell what was forgotten")
         return result

@@ -203,12 +203,19 @@ class ResponseCache:
             waiting += writer.drop(lambda one: not self._readable(one.key, one.entry), _PATIENCE)
         entries: dict[Tier, int] = {}
         complete = True
-        memory = _Walk(Tier.HOST, self._memory.keys, self._memory.read, self._memory.remove)
-        slower = [_Walk(tier.tier, tier.walk, tier.read, tier.remove) for tier in self._slower]
-        for walk in [memory, *slower]:
+        for walk in self._walks():
             entries[walk.tier], whole = walk.purge(rule, dry_run=dry_run, deadline=deadline)
             complete = complete and whole
         return Forgotten(entries=entries, waiting=waiting, noted=noted, complete=complete)
+
+    def sweep(self, older_than: float, *, seconds: float = 60.0) -> Mapping[Tier, int]:
+        """Remove what was stored more than `older_than` seconds ago, and so is of no use to anybody, from memory and
+        disk; Redis does so by itself. For a thread, now and then: what is not met would lie there until it is evicted.
+        """
+        rule = ForgetRule(None, None, self._wall() - older_than)
+        deadline = time.monotonic() + seconds
+        walks = [walk for walk in self._walks() if walk.tier is not Tier.REDIS]
+        return {walk.tier: walk.purge(rule, dry_run=False, deadline=deadline)[0] for walk in walks}
 
     def discard(self, key: ResponseKey) -> None:
         """Remove one answer from all tiers; for a thread. A write of it that is under way may come after."""
@@ -244,6 +251,10 @@ class ResponseCache:
         self._memory.close()
         for tier in self._slower:
             tier.close()
+
+    def _walks(self) -> list[_Walk]:
+        memory = _Walk(Tier.HOST, self._memory.keys, self._memory.read, self._memory.remove)
+        return [memory, *(_Walk(tier.tier, tier.walk, tier.read, tier.remove) for tier in self._slower)]
 
     # --- one entry ------------------------------------------------------------------------------------------
 

@@ -163,14 +163,12 @@ class SmallStore:
         """Whether that much could be freed; if not, nothing goes."""
         if need_bytes <= 0:
             return True
-        before = self._policy.bytes
         victims = self._policy.victims(need_bytes, self._clock(), tenant=tenant)
         if sum(len(self._frames[ChunkKey(key)]) + ENTRY_BYTES for key in victims) < need_bytes:
             return False
         for key in victims:
             self._drop(ChunkKey(key))
         self._counts["evictions"] += len(victims)
-        assert before - self._policy.bytes >= need_bytes
         return True
 
 

@@ -222,6 +222,17 @@ def test_what_is_old_is_forgotten(caches: Caches) -> None:
     assert cache.keep(key_of(1), old) is False, "and does not come back"
 
 
+def test_what_is_of_no_use_any_more_is_swept_away(caches: Caches) -> None:
+    cache = caches.open()
+    keep(cache, key_of(1), answer(cache.begin(), stored_at=time.time() - RULES.useful - 5))
+    fresh = keep(cache, key_of(2))
+    stamp = cache.begin()
+    assert cache.sweep(RULES.useful) == {Tier.HOST: 1, Tier.DISK: 1}
+    assert cache.sweep(RULES.useful) == {Tier.HOST: 0, Tier.DISK: 0}
+    assert found(cache, key_of(2)) == fresh
+    assert cache.begin() == stamp, "nothing was forgotten"
+
+
 def test_a_write_under_way_brings_nothing_back(caches: Caches) -> None:
     cache = caches.open()
     begun = {scope: cache.begin() for scope in (A, B)}

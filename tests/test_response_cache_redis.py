@@ -236,7 +236,7 @@ async def test_redis_is_stopped(own_server: RedisServer, opened: Opened, caplog:
 
 
 async def test_redis_hangs(own_server: RedisServer, opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
-    cache = opened(own_server.url, timeout=0.1)
+    cache = opened(own_server.url, timeout=0.5)
     await ready(cache)
     own_server.freeze()
     await is_missed_and_comes_back(cache, caplog, own_server.thaw)

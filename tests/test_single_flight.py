@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 
@@ -164,3 +165,55 @@ def run(steps: list[tuple[str, int]], simulation: Simulation) -> None:
     simulation.check()
     assert simulation.told == Counter(range(simulation.n_asked)), "everybody is told, once"
     assert (len(simulation.table), simulation.table.waiting) == (0, 0)
+
+
+class Gateway:
+    """As an event loop uses it: whoever waits has a future, whose result is the answer, or None to take over."""
+
+    def __init__(self) -> None:
+        self.table: SingleFlight[str, asyncio.Future[str | None]] = SingleFlight()
+        self.calls = 0
+        self.under_way = 0
+        self.answer = asyncio.Event()
+
+    async def ask(self, key: str) -> str:
+        mine: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        role = self.table.join(key, mine)
+        try:
+            told = await mine if role is Role.WAITER else None
+            if told is not None:
+                return told
+            answer = await self.call(key)
+        except asyncio.CancelledError:
+            following = self.table.leave(key, mine)
+            if following is not None:
+                following.set_result(None)
+            raise
+        for other in self.table.finish(key, mine):
+            other.set_result(answer)
+        return answer
+
+    async def call(self, key: str) -> str:
+        self.calls += 1
+        self.under_way += 1
+        assert self.under_way == 1
+        try:
+            await self.answer.wait()
+        finally:
+            self.under_way -= 1
+        return f"answer to {key}"
+
+
+@pytest.mark.parametrize("n_cancelled", [0, 1, 5])
+async def test_a_hundred_at_the_same_time(n_cancelled: int) -> None:
+    gateway = Gateway()
+    tasks = [asyncio.create_task(gateway.ask("k")) for _ in range(100)]
+    await asyncio.sleep(0)
+    for task in tasks[:n_cancelled]:
+        task.cancel()
+        await asyncio.wait([task])
+    gateway.answer.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert answers[n_cancelled:] == ["answer to k"] * (100 - n_cancelled)
+    assert 1 <= gateway.calls <= 1 + n_cancelled
+    assert (len(gateway.table), gateway.table.waiting) == (0, 0)
