@@ -14,7 +14,7 @@ from cache.response_stores import ResponseStores, open_response_cache
 from cache.store import StoreError
 from gateway.cached_call import CachingSettings
 from gateway.config import Config, ConfigError, Problem
-from gateway.config.response_cache import TenantResponses
+from gateway.config.response_cache import ResponseTtls, TenantResponses
 from gateway.routes import Kind
 from policies.response_freshness import FreshnessRules
 
@@ -83,9 +83,23 @@ def open_responses(config: Config) -> KeptResponses | None:
 def _longest(config: Config) -> float:
     """Seconds for which any answer is of use."""
     settings = config.response_cache
-    by_route: list[float] = [*settings.ttl_by_route.model_dump(exclude_none=True).values()]
-    ttls = [settings.ttl, *by_route, *(each.ttl for each in _tenants(config) if each.ttl is not None)]
+    ttls = [
+        settings.ttl,
+        *_by_route(settings.ttl_by_route).values(),
+        *(each.ttl for each in _tenants(config) if each.ttl is not None),
+    ]
     return max(ttls) + max(settings.stale_while_revalidate, settings.stale_if_error)
+
+
+def _by_route(ttls: ResponseTtls) -> dict[Kind, float]:
+    said = {
+        Kind.CHAT: ttls.chat,
+        Kind.COMPLETION: ttls.completion,
+        Kind.RESPONSES: ttls.responses,
+        Kind.MESSAGES: ttls.messages,
+        Kind.EMBEDDING: ttls.embedding,
+    }
+    return {kind: ttl for kind, ttl in said.items() if ttl is not None}
 
 
 def caching_settings(config: Config) -> CachingSettings:
@@ -99,11 +113,10 @@ def caching_settings(config: Config) -> CachingSettings:
             stale_if_error=settings.stale_if_error,
         )
 
-    by_route = settings.ttl_by_route.model_dump(exclude_none=True)
     return CachingSettings(
         rules(settings.ttl),
         enabled=settings.mode == "on",
-        by_route={Kind(name): rules(ttl) for name, ttl in by_route.items()},
+        by_route={kind: rules(ttl) for kind, ttl in _by_route(settings.ttl_by_route).items()},
         max_entry=settings.max_entry,
         lookup_timeout=settings.lookup_timeout,
         coalesce=settings.coalesce,
