@@ -115,9 +115,8 @@ def _read(folder: Path, name: str, *, optional: bool = False) -> Mapping[str, ob
 def _json(path: Path, name: str) -> object:
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_JSON_BYTES + 1)
-        if len(content) > _MOST_JSON_BYTES:
-            raise ValueError("too long")
+            content = file.read(_MOST_JSON_BYTES)
+        # One that was cut is no JSON.
         value: object = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)

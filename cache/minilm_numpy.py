@@ -22,16 +22,16 @@ _ERFC_TERMS: Final = tuple(0.5 * c for c in (1.061405429, -1.453152027, 1.421413
 
 
 class Run(NamedTuple):
-    """Texts of one length that follow each other: rows from `start`, `count` × `length` of them."""
+    """Texts of one length that follow each other: rows from `start`, `texts` × `length` of them."""
 
     start: int
-    count: int
+    texts: int
     length: int
 
     @property
     def stop(self) -> int:
         """After the last row."""
-        return self.start + self.count * self.length
+        return self.start + self.texts * self.length
 
 
 def runs(lengths: Sequence[int]) -> Iterator[Run]:
@@ -57,12 +57,14 @@ class NumpyBert:
         lengths = [len(each) for each in sequences]
         x = weights.words[np.fromiter(itertools.chain.from_iterable(sequences), np.intp, sum(lengths))]
         for run in runs(lengths):
-            rows = x[run.start : run.stop].reshape(run.count, run.length, -1)
+            rows = x[run.start : run.stop].reshape(run.texts, run.length, -1)
             rows += weights.positions[: run.length]
         _normalize(x, weights.norm, weights.shape.norm_eps)
         self._encode(x, lengths)
         starts = np.cumsum([0, *lengths[:-1]])
-        return np.add.reduceat(x, starts, axis=0) / np.asarray(lengths, np.float32)[:, None]
+        pooled: Floats = np.add.reduceat(x, starts, axis=0)
+        pooled /= np.asarray(lengths, np.float32)[:, None]
+        return pooled
 
     def _encode(self, x: Floats, lengths: Sequence[int]) -> None:
         """All layers, in place."""
@@ -91,7 +93,7 @@ def _feed_forward(x: Floats, inner: Floats, y: Floats, layer: Layer) -> None:
 
 def _attend(qkv: Floats, context: Floats, run: Run, heads: int) -> None:
     """softmax(Q·Kᵀ)·V of one run's texts, into their rows of `context`."""
-    parts = qkv[run.start : run.stop].reshape(run.count, run.length, 3, heads, -1)
+    parts = qkv[run.start : run.stop].reshape(run.texts, run.length, 3, heads, -1)
     queries, keys, values = (parts[:, :, part].swapaxes(1, 2) for part in range(3))  # [texts, heads, tokens, head_dim]
     scores = np.matmul(queries, keys.swapaxes(2, 3))
     scores -= scores.max(axis=3, keepdims=True)
@@ -99,7 +101,7 @@ def _attend(qkv: Floats, context: Floats, run: Run, heads: int) -> None:
     mixed = np.matmul(scores, values)
     # Divided after the product: it has fewer numbers than the scores.
     mixed /= scores.sum(axis=3, keepdims=True)
-    context[run.start : run.stop].reshape(run.count, run.length, heads, -1)[:] = mixed.swapaxes(1, 2)
+    context[run.start : run.stop].reshape(run.texts, run.length, heads, -1)[:] = mixed.swapaxes(1, 2)
 
 
 def _add_and_normalize(x: Floats, y: Floats, bias: Floats, norm: Norm, eps: float) -> None:
@@ -120,7 +122,7 @@ def _normalize(x: Floats, norm: Norm, eps: float) -> None:
 def gelu(x: Floats) -> None:
     """x·Φ(x) in place, to 3·10⁻⁷ × max(1, |x|); `x` is C-contiguous.
 
-    Φ by the error function as in Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26 (|error| < 1.5·10⁻⁷),
+    Φ by the error function as in Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26 (to 1.5·10⁻⁷),
     written as max(x, 0) − |x|·(1 − Φ(|x|)): so the two halves share everything but the first term.
     """
     flat = x.reshape(-1)

@@ -32,7 +32,9 @@ class WordPieces:
             raise ModelFolderError(f"{path}: not a tokenizer that the tokenizers library reads: {error}") from error
         size = self._tokenizer.get_vocab_size()
         if size > shape.vocab_size:
-            raise ModelFolderError(f"{TOKENIZER_FILE}: has {size} tokens; config.json says vocab_size {shape.vocab_size}")
+            raise ModelFolderError(
+                f"{TOKENIZER_FILE}: has {size} tokens; config.json says vocab_size {shape.vocab_size}"
+            )
         self._tokenizer.no_padding()
         # Of a text that is cut, the special tokens at both ends stay.
         self._tokenizer.enable_truncation(shape.max_tokens)

@@ -58,7 +58,7 @@ class TorchBert:
             grouped = list(runs(lengths))
             for layer in self._layers:
                 x = self._layer(layer, x, grouped)
-            means = [x[run.start : run.stop].view(run.count, run.length, -1).mean(1) for run in grouped]
+            means = [x[run.start : run.stop].view(run.texts, run.length, -1).mean(1) for run in grouped]
             pooled: Floats = torch.cat(means).numpy()
         return pooled
 
@@ -70,10 +70,10 @@ class TorchBert:
         return layer.norm(torch.addmm(layer.down_bias, inner, layer.down).add_(x))
 
     def _attend(self, qkv: Tensor, run: Run) -> Tensor:
-        parts = qkv.view(run.count, run.length, 3, self._heads, -1)
+        parts = qkv.view(run.texts, run.length, 3, self._heads, -1)
         queries, keys, values = (part.transpose(1, 2) for part in parts.unbind(2))
         mixed = functional.scaled_dot_product_attention(queries, keys, values, scale=1.0)  # queries have it inside
-        return mixed.transpose(1, 2).reshape(run.count * run.length, -1)
+        return mixed.transpose(1, 2).reshape(run.texts * run.length, -1)
 
 
 def _tensor(array: Floats) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,13 +116,14 @@ def _turned(matrix: Floats) -> Floats:
     return np.ascontiguousarray(matrix.T)
 
 
-def _reader(file: safe_open) -> _Read:
+def _reader(file: Any) -> _Read:
+    """`file` is what `safe_open` gives, which has no types."""
     known = frozenset(file.keys())
 
     def read(name: str, *shape: int) -> Floats:
         if name not in known:
             raise ModelFolderError(f"{WEIGHTS_FILE}: {name} is missing")
-        tensor = file.get_tensor(name)
+        tensor: NDArray[Any] = file.get_tensor(name)
         if tensor.shape != shape:
             raise ModelFolderError(f"{WEIGHTS_FILE}: {name} is {list(tensor.shape)}; config.json says {list(shape)}")
         if tensor.dtype not in _TYPES:
