@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cache.bounded_call import call_within
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
 
 class DeadlineSocket:
@@ -20,6 +20,8 @@ class DeadlineSocket:
     def __init__(self, host: str, port: int, *, tls: SSLContext | None, deadline: float) -> None:
         """Raises OSError (TimeoutError among them)."""
         self.deadline = deadline
+        self._closing = False
+        self._read_by: set[_Reading] = set()
         self._socket = _connected(host, port, deadline)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -41,12 +43,22 @@ class DeadlineSocket:
         return self._socket.recv_into(buffer)
 
     def makefile(self, _mode: str = "rb") -> io.BufferedReader:
-        """For reading alone."""
-        return io.BufferedReader(_Reading(self))
+        """For reading alone; the socket stays open for it, as a real one would."""
+        reading = _Reading(self)
+        self._read_by.add(reading)
+        return io.BufferedReader(reading)
 
     def close(self) -> None:
-        """At once."""
-        self._socket.close()
+        """When nothing reads from it any more."""
+        self._closing = True
+        if not self._read_by:
+            self._socket.close()
+
+    def read(self, by: _Reading) -> None:
+        """That has ended."""
+        self._read_by.discard(by)
+        if self._closing:
+            self.close()
 
 
 class _Reading(io.RawIOBase):
@@ -61,6 +73,11 @@ class _Reading(io.RawIOBase):
 
     def readinto(self, buffer: Buffer) -> int:
         return self._source.recv_into(buffer)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._source.read(self)
 
 
 def _connected(host: str, port: int, deadline: float) -> socket.socket:

@@ -31,8 +31,8 @@ def request_body(model: str, texts: Sequence[str], *, dimensions: int | None, ba
         fields["dimensions"] = dimensions
     try:
         return orjson.dumps(fields)
-    except TypeError as error:
-        raise EmbeddingRefusedError("a text with lone surrogates") from error
+    except TypeError:
+        raise EmbeddingRefusedError("a text with lone surrogates") from None
 
 
 def most_bytes(n: int, dim: int) -> int:

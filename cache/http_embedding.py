@@ -160,4 +160,6 @@ def _bounded(response: http.client.HTTPResponse, most: int) -> bytes:
         answer += piece
         if len(answer) > most:
             raise EmbeddingError("the answer is longer than any can be")
+    if response.length:  # what is still to come
+        raise EmbeddingError("the answer was cut")
     return bytes(answer)

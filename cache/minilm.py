@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from cache.embedding import EmbeddingError, EmbeddingRefusedError, Engine
+from cache.embedding import EmbeddingError, Engine
 from cache.minilm_files import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, ModelFolderError, read_shape
 from cache.minilm_numpy import NumpyBert
 from cache.minilm_tokens import WordPieces
@@ -60,10 +60,7 @@ class MiniLM:
     def embed(self, texts: Sequence[str]) -> Floats:
         """See `Embedder`."""
         rows = np.empty((len(texts), self._dim), np.float32)
-        try:
-            sequences = self._tokens.encode(texts)
-        except UnicodeEncodeError as error:
-            raise EmbeddingRefusedError("a text with lone surrogates") from error
+        sequences = self._tokens.encode(texts)
         for some in _batches(sequences):
             rows[some] = self._bert.pooled([sequences[at] for at in some])
         try:

