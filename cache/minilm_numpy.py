@@ -100,12 +100,13 @@ def _attend(qkv: Floats, context: Floats, run: Run, heads: int) -> None:
     """softmax(Q·Kᵀ)·V of one run's texts, into their rows of `context`."""
     parts = qkv[run.start : run.stop].reshape(run.texts, run.length, 3, heads, -1)
     queries, keys, values = (parts[:, :, part].swapaxes(1, 2) for part in range(3))  # [texts, heads, tokens, head_dim]
-    scores = np.matmul(queries, keys.swapaxes(2, 3))
-    scores -= scores.max(axis=3, keepdims=True)
+    # [texts, heads, keys, queries]: so that rows are reduced, many numbers at a time, and not single numbers of a row.
+    scores = np.matmul(keys, queries.swapaxes(2, 3))
+    scores -= scores.max(axis=2, keepdims=True)
     np.exp(scores, out=scores)
-    mixed = np.matmul(scores, values)
+    mixed = np.matmul(scores.swapaxes(2, 3), values)
     # Divided after the product: it has fewer numbers than the scores.
-    mixed /= scores.sum(axis=3, keepdims=True)
+    mixed /= scores.sum(axis=2)[..., None]
     context[run.start : run.stop].reshape(run.texts, run.length, heads, -1)[:] = mixed.swapaxes(1, 2)
 
 

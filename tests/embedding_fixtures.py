@@ -15,14 +15,15 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from gateway.cli.fetch import minilm_folder
 
-_PIECES = (
+_TEXT = (
     "the quick brown fox jumps over lazy dog and then it sleeps in warm sun all day long while we count how many words "
-    "there are this small text of ours not never no yes one two three weather is lovely today so sunny outside he drove "
-    "to stadium what capital france germany paris berlin cafe naive 1 2 3 4 5 . , ? ! ' - ##s ##ed ##ing ##er ##ly ##n ##t"
-).split()  # fmt: skip
+    "there are this small text of ours not never no yes one two three weather is lovely today so sunny outside he "
+    "drove to stadium what capital france germany paris berlin cafe naive 1 2 3 4 5 . , ? ! ' - "
+    "##s ##ed ##ing ##er ##ly ##n ##t"
+)
 LETTERS = [chr(97 + at) for at in range(26)]
 VOCABULARY = list(dict.fromkeys(
-    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), *_PIECES]
+    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), *_TEXT.split()]
 ))  # fmt: skip
 
 

@@ -271,7 +271,7 @@ async def test_a_long_text_is_a_miss() -> None:
 async def test_one_refused_text_does_not_spoil_its_neighbours() -> None:
     embedder = Embeds()
     embedder.trouble = lambda texts: EmbeddingRefusedError("no") if "bad" in texts else None
-    async with batching(embedder, rest=TierRest(after=1)) as batcher:
+    async with batching(embedder, rest=TierRest(after=1, first_s=60)) as batcher:
         rows = await asyncio.gather(*(batcher.embed(text, LONG) for text in ("a", "bad", "b")))
         assert [row is None for row in rows] == [False, True, False]
         assert embedder.batches == [["a", "bad", "b"], ["a"], ["bad"], ["b"]]
@@ -286,18 +286,15 @@ async def test_failures_rest_and_each_change_is_told_once(caplog: pytest.LogCapt
     caplog.set_level(logging.INFO, "gateway.embedding_batcher")
     embedder = Embeds()
     embedder.trouble = lambda texts: EmbeddingError("status 500")
-    async with batching(embedder, rest=TierRest(after=2, first_s=0.2, longest_s=0.2)) as batcher:
+    async with batching(embedder, rest=TierRest(after=2, first_s=60)) as batcher:
         for text in ("secret a", "secret b", "secret c"):
             assert await batcher.embed(text, LONG) is None
         assert missed(batcher) == {"failed": 2, "resting": 1}
         assert len(embedder.batches) == 2
         embedder.trouble = lambda texts: None
 
-        async def answered() -> bool:
-            return await batcher.embed("d", LONG) is not None
-
-        while not await answered():
-            await asyncio.sleep(0.02)
+        batcher._rest._until = 0.0
+        assert await batcher.embed("d", LONG) is not None
         assert embedder.batches[2:] == [["d"]], "nothing was tried while it rested"
         assert batcher.stats().failed_batches == 2
     assert caplog.messages == [
@@ -309,7 +306,7 @@ async def test_failures_rest_and_each_change_is_told_once(caplog: pytest.LogCapt
 async def test_whoever_waits_when_a_rest_begins_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
     embedder = Embeds()
     embedder.trouble = lambda texts: RuntimeError(f"it quotes {texts[0]}")
-    async with batching(embedder, rest=TierRest(after=1)) as batcher:
+    async with batching(embedder, rest=TierRest(after=1, first_s=60)) as batcher:
         holding = await held(batcher, embedder)
         waiting = await asked(batcher, "a", "b")
         embedder.go_on.set()

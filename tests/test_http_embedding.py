@@ -311,7 +311,7 @@ def test_nobody_listens() -> None:
 
 
 def test_a_host_that_does_not_exist() -> None:
-    with embedder_of("http://nowhere.invalid/v1") as it, pytest.raises(EmbeddingError, match="failed|in time"):
+    with embedder_of("http://nowhere.invalid/v1") as it, pytest.raises(EmbeddingError, match=r"failed|in time"):
         it.embed(["fox"])
 
 

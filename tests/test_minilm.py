@@ -49,8 +49,8 @@ class TestContract(EmbedderContract):
 
 def reference(folder: Path, texts: list[str]) -> NDArray[np.float32]:
     """The steps of the model's card, by the library that it is written with."""
-    model = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
-    tokenizer = transformers.PreTrainedTokenizerFast(
+    model = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]  # has no types
+    tokenizer = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # has no types
         tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
     )
     inputs = tokenizer(
@@ -130,8 +130,8 @@ def test_texts_are_cut_with_their_special_tokens_kept(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["fox dog " * 20_000, " " * 30_000 + "fox " * 30, "y" * 90_000, "a " + "." * 20_000, "fox " * 10 + " " * 20_000 + "dog",
-     ("z" * 150 + " ") * 400, "é" * 300 + " e\u0301" * 9000],
+    ["fox dog " * 20_000, " " * 30_000 + "fox " * 30, "y" * 90_000, "a " + "." * 20_000,
+     "fox " * 10 + " " * 20_000 + "dog", ("z" * 150 + " ") * 400, "é" * 300 + " e\u0301" * 9000],
     ids=["words", "spaces", "no space", "points", "gap", "unknown", "accents"],
 )  # fmt: skip
 def test_of_a_long_text_the_beginning_gives_the_same_tokens(folder: Path, text: str) -> None:

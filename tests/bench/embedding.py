@@ -1,10 +1,10 @@
 """What embedding costs, and what it does to everybody else: `python -m tests.bench.embedding [FOLDER] [--seconds S]`.
 
-FOLDER has all-MiniLM-L6-v2 (by default where `prefixgate fetch minilm` puts it); without one, random weights of the same
-shape are as fast. First milliseconds of CPU per text, computed by one thread. Then the lag of an event loop, which
+FOLDER has all-MiniLM-L6-v2 (by default where `prefixgate fetch minilm` puts it); without one, random weights of the
+same shape are as fast. First milliseconds of CPU per text, computed by one thread. Then the lag of an event loop, which
 wakes each millisecond: how much later than it should, while nothing is embedded, while the batcher's thread does so all
-the time, at usual priority and with less, and while another process does. The program keeps to one core for that: with a
-second one for the thread alone, there would be little to see.
+the time, at usual priority and with less, and while another process does. The program keeps to one core, unless --cores
+says otherwise: with a second one for the thread alone there is little to see.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ from tests.embedding_fixtures import BertSize, write_bert
 LENGTHS = (8, 32, 128)
 BATCHES = (1, 8)
 ENGINES: tuple[Engine, ...] = ("numpy", "torch")
-_WORDS = ("the quick brown fox jumps over the lazy dog and then it sleeps in the warm sun all day long "
-          "while we count how many words there are in this small text of ours").split()  # fmt: skip
+_TEXT = (
+    "the quick brown fox jumps over the lazy dog and then it sleeps in the warm sun all day long while we count how "
+    "many words there are in this small text of ours"
+)
 _TICK_S = 0.001
 
 
 def text_of(model: MiniLM, tokens: int, rng: random.Random) -> str:
     """A text of so many tokens, with the special ones."""
-    words = rng.choices(_WORDS, k=tokens)
+    words = rng.choices(_TEXT.split(), k=tokens)
     while len(model._tokens.encode([" ".join(words)])[0]) > tokens:
         words.pop()
     return " ".join(words)
@@ -155,6 +157,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="embedding", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=minilm_folder())
     parser.add_argument("--seconds", type=float, default=2.0, help="for each lag; each cost takes a quarter")
+    parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     given = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as room:
@@ -163,7 +166,7 @@ def main(words: Sequence[str] | None = None) -> None:
             folder = write_bert(Path(room), BertSize(hidden=384, layers=6, heads=12, inner=1536))
             print("random weights")
         if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-given.cores :])
         models = {engine: MiniLM.load(folder, engine) for engine in given.engines}
         show_costs(models, given.seconds / 4)
         uvloop.run(show_lags(folder, models, given.seconds))
