@@ -32,6 +32,13 @@ Miss = Literal["closed", "failed", "full", "late", "long", "refused", "resting"]
 MISSES: Final[tuple[Miss, ...]] = ("closed", "failed", "full", "late", "long", "refused", "resting")
 
 
+NICENESS: Final = 5
+"""A thread suffices: on one core, another process, with the model in memory once more, delays the event loop as much,
+since most of the delay is the kernel's time slice and not the interpreter's lock. A lower priority is what helps (see
+tests/bench/embedding.py); a much lower one would leave it nothing where other processes keep all cores busy.
+"""
+
+
 class BatcherStats(NamedTuple):
     """Counted since the start."""
 
@@ -76,7 +83,7 @@ class EmbeddingBatcher:
         max_chars: int = 32_768,
         remembered: int = 1024,
         rest: TierRest | None = None,
-        niceness: int = 0,
+        niceness: int = NICENESS,
     ) -> None:
         """A text that finds the thread idle waits `gather_s` for others. Up to `max_waiting` texts of `max_chars` wait
         for their turn; `remembered` vectors are kept. `rest` says when failures are enough. `niceness`

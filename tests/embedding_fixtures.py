@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from gateway.cli.fetch import minilm_folder
+from gateway.minilm_download import minilm_folder
 
 _TEXT = (
     "the quick brown fox jumps over lazy dog and then it sleeps in warm sun all day long while we count how many words "
@@ -40,7 +40,7 @@ class BertSize:
 
 def real_minilm() -> Path | None:
     """The folder with the real weights, if this machine has it."""
-    folder = Path(os.environ.get("PREFIXGATE_MINILM", "") or minilm_folder())
+    folder = Path(os.environ.get("PREFIXGATE_MINILM", "") or minilm_folder(os.environ))
     return folder if (folder / "model.safetensors").is_file() else None
 
 

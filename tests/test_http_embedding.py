@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.embedding import Embedder, EmbeddingError, EmbeddingRefusedError
@@ -256,6 +256,7 @@ def test_indices_may_not_come_twice() -> None:
         read_answer(json.dumps({"data": data}).encode(), n=2, dim=1)
 
 
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3), max_size=9), st.booleans())
 def test_no_honest_answer_is_too_long_or_misread(rows: list[list[float]], as_text: bool) -> None:
     rows = [row if any(abs(number) > 1e-3 for number in row) else [1.0, 0.0, 0.0] for row in rows]
@@ -267,6 +268,7 @@ def test_no_honest_answer_is_too_long_or_misread(rows: list[list[float]], as_tex
         assert np.abs(np.array(row) / np.linalg.norm(row) - ours).max() < 1e-5
 
 
+@settings(max_examples=30)
 @given(st.text())
 def test_any_text_is_asked_for_as_it_is(text: str) -> None:
     assert json.loads(request_body("m", [text], dimensions=None, base64_=True))["input"] == [text]

@@ -22,8 +22,10 @@ from cache.minilm_files import ModelFolderError, read_shape
 from cache.minilm_numpy import gelu, runs
 from cache.minilm_tokens import WordPieces
 from cache.unit_rows import unit_rows
+from tests.bench import embedding
 from tests.embedder_contract import TEXTS, EmbedderContract
 from tests.embedding_fixtures import VOCABULARY, BertSize, bert_tensors, real_minilm, write_bert
+from tests.gateway_fixtures import eventually
 
 ENGINES: tuple[Engine, ...] = ("numpy", "torch")
 SENTENCES = [*TEXTS, "the weather is lovely today", "He drove to the stadium!", "never " * 500, "it's not so sunny"]
@@ -294,3 +296,13 @@ def test_rows_without_a_direction_are_refused(number: float) -> None:
 def test_large_and_small_rows_get_length_one() -> None:
     rows = unit_rows(np.array([[3e38, 3e38], [3e-6, 4e-6]], np.float32))
     assert rows.tolist() == [pytest.approx([0.7071068, 0.7071068]), pytest.approx([0.6, 0.8])]
+
+
+async def test_the_benchmark_measures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = MiniLM.load(folder, "numpy")
+    embedding.show_costs({"numpy": model}, 0.0)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["ms", "8", "32", "128"]
+    async with embedding.in_a_thread(model, "the fox", 1) as texts:
+        await eventually(lambda: texts() > 2)
+        late = await embedding.lags(0.02)
+    assert list(late) == sorted(late)

