@@ -387,6 +387,20 @@ def test_a_damaged_disk_is_a_miss(caches: Caches) -> None:
     assert found(cache, key_of(1)) is not None
 
 
+def test_an_older_answer_of_a_slower_tier_does_not_drive_a_newer_one_out(caches: Caches) -> None:
+    cache = caches.open()
+    keep(cache, key_of(1), answer(cache.begin(), stored_at=time.time() - 20, body=b"old"))
+    newer = answer(cache.begin(), body=b"new")
+    # As if it came while the disk was asked, and was not written there yet.
+    cache._remember(key_of(1), newer)
+    hit = cache.lookup_slower(key_of(1), RULES)
+    assert hit is not None
+    assert hit.entry.body == b"old"
+    near = cache.lookup(key_of(1), RULES)
+    assert near is not None
+    assert near.entry == newer
+
+
 class Broken(DiskStore):
     """A disk that fails when it is told."""
 
