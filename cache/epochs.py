@@ -45,7 +45,7 @@ class Epochs:
         self,
         store: EpochLog,
         *,
-        refresh_s: float = 0.5,
+        refresh_s: float = 0.2,
         trusted_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -162,7 +162,7 @@ class ResponseCache:
                 best = found
             if best is not None and best.freshness is Freshness.FRESH:
                 break
-        if best is not None:
+        if best is not None and not self._has_newer(at, best.entry.stored_at):
             self._remember(key, best.entry)
         self._tell(best, best.tier if best is not None else None)
         return best
@@ -291,6 +291,13 @@ class ResponseCache:
                 return False
             return kept
         return False
+
+    def _has_newer(self, at: ChunkKey, stored_at: float) -> bool:
+        """Did memory get another one while the slower tiers were asked?"""
+        with suppress(StoreError):
+            head = decode_head(self._memory.read(at, HEAD_BYTES) or b"")
+            return head is not None and head.stored_at >= stored_at
+        return True
 
     def _tell(self, found: Found | None, tier: Tier | None) -> None:
         if found is not None:

@@ -48,7 +48,7 @@ class ResponseStores:
     most_entry_bytes: int = 4 << 20
     most_waiting_bytes: int = 32 << 20
     """Of answers that the disk, and Redis, have still to get."""
-    refresh_s: float = 0.5
+    refresh_s: float = 0.2
     """How often Redis is asked what other gateways have forgotten."""
     trusted_s: float = 10.0
     """For how long what is known of that counts, where Redis does not answer."""

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cache.disk_store import DiskStore
 from cache.entry_tier import EntryTier, Tally
@@ -244,10 +246,14 @@ def test_a_write_under_way_brings_nothing_back(caches: Caches) -> None:
     assert [stats.entries for stats in cache.stores().values()] == [0, 0]
 
 
-class Slow(SmallStore):
-    """Writes wait until they may."""
+class Disk(SmallStore):
+    """Memory in the place of a disk."""
 
     tier = Tier.DISK
+
+
+class Slow(Disk):
+    """Writes wait until they may."""
 
     def __init__(self) -> None:
         super().__init__(1 << 20)
@@ -330,6 +336,64 @@ async def test_forgetting_while_others_write_and_read(caches: Caches) -> None:
     await eventually(lambda: [stats.entries for stats in cache.stores().values()] == [0, 0])
 
 
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "begin", "keep", "keep", "keep", "find", "find", "forget", "later", "sweep"]),
+        st.integers(0, 3),
+        st.sampled_from([None, A, B]),
+        st.sampled_from([None, "llama", "qwen"]),
+        st.sampled_from([None, 20.0, 50.0]),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STEPS)
+def test_any_history_agrees_with_a_dict(steps: list[tuple[str, int, bytes | None, str | None, float | None]]) -> None:
+    now = 1e9
+    epochs, tally = Epochs(MemoryEpochLog()), Tally()
+    tier = EntryTier(Disk(1 << 22), time.monotonic, tally.add)
+    cache = ResponseCache(SmallStore(1 << 22), [tier], epochs=epochs, wall=lambda: now, tally=tally)
+    begun = {number: (cache.begin(), 0) for number in range(4)}
+    kept: dict[tuple[int, bytes, str], tuple[int, float]] = {}
+    """What of each key was stored last: how much had been forgotten when it was begun, and when it was stored."""
+    forgotten: list[tuple[bytes | None, str | None, float | None]] = []
+
+    def is_forgotten(scope: bytes, model: str, begun: int, stored_at: float) -> bool:
+        for at, (its, of, before) in enumerate(forgotten):
+            about = its in {None, scope} and of in {None, model}
+            if about and (at >= begun if before is None else stored_at < before):
+                return True
+        return False
+
+    for name, number, scope, model, seconds in steps:
+        place = (number, scope or A, model or "llama")
+        if name == "begin":
+            begun[number] = (cache.begin(), len(forgotten))
+        elif name == "keep":
+            stamp, since = begun[number]
+            taken = cache.keep(key_of(*place), answer(stamp, place[2], stored_at=now))
+            assert taken is not is_forgotten(place[1], place[2], since, now)
+            if taken:
+                kept[place] = (since, now)
+            assert cache.flush(PATIENT)
+        elif name == "forget":
+            cache.forget(scope, model=model, older_than=seconds)
+            forgotten.append((scope, model, None if seconds is None else now - seconds))
+        elif name == "later":
+            now += 15.0
+        elif name == "sweep":
+            cache.sweep(RULES.useful)
+        for near in (True, False):
+            hit = (cache.lookup if near else cache.lookup_slower)(key_of(*place), RULES)
+            since, stored_at = kept.get(place, (0, -1e9))
+            gone = now - stored_at > RULES.useful or is_forgotten(place[1], place[2], since, stored_at)
+            assert (hit is None) is gone
+            assert hit is None or (hit.entry.stored_at, hit.age) == (stored_at, now - stored_at)
+    cache.close()
+
+
 # --- disk -----------------------------------------------------------------------------------------------------------
 
 
@@ -385,6 +449,20 @@ def test_a_damaged_disk_is_a_miss(caches: Caches) -> None:
     assert found(cache, key_of(1)) is None
     keep(cache, key_of(1))
     assert found(cache, key_of(1)) is not None
+
+
+def test_an_older_answer_of_a_slower_tier_does_not_drive_a_newer_one_out(caches: Caches) -> None:
+    cache = caches.open()
+    keep(cache, key_of(1), answer(cache.begin(), stored_at=time.time() - 20, body=b"old"))
+    newer = answer(cache.begin(), body=b"new")
+    # As if it came while the disk was asked, and was not written there yet.
+    cache._remember(key_of(1), newer)
+    hit = cache.lookup_slower(key_of(1), RULES)
+    assert hit is not None
+    assert hit.entry.body == b"old"
+    near = cache.lookup(key_of(1), RULES)
+    assert near is not None
+    assert near.entry == newer
 
 
 class Broken(DiskStore):
