@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from cache.epoch_log import MemoryEpochLog
 from cache.epochs import Epochs
 from cache.response_cache import ResponseCache
 from cache.response_entry import EntryKeys, ResponseEntry, encode_entry
+from cache.response_epochs import ForgetRule
 from cache.response_key import ResponseKey, store_key
 from cache.response_stores import ResponseStores, open_response_cache
 from cache.small_store import SmallStore
@@ -284,6 +286,28 @@ def test_a_write_behind_that_is_under_way_brings_nothing_back() -> None:
     assert cache.flush(PATIENT)
     assert store.contains([store_key(key_of(number)) for number in range(3)]) == 0
     assert store.contains([store_key(key_of(number, B)) for number in range(3)]) == 3
+    cache.close()
+
+
+class Meanwhile(Disk):
+    """All is forgotten, and this store purged, just before something is written to it."""
+
+    epochs: Epochs
+
+    def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
+        self.epochs.forget(ForgetRule(None, None, inf))
+        return super().write(key, pieces, info)
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_what_is_forgotten_between_check_and_write_does_not_stay(near: bool) -> None:
+    store, tally = Meanwhile(1 << 20), Tally()
+    store.epochs = Epochs(MemoryEpochLog())
+    tiers = [] if near else [EntryTier(store, time.monotonic, tally.add)]
+    cache = ResponseCache(store if near else SmallStore(1 << 20), tiers, epochs=store.epochs, tally=tally)
+    assert cache.keep(key_of(1), answer(cache.begin())) is not near
+    assert cache.flush(PATIENT)
+    assert (store.stats().writes, store.stats().entries) == (1, 0)
     cache.close()
 
 
