@@ -55,6 +55,8 @@ class CachedCall:
     """None: its answer cannot be kept."""
     usage: bool
     """Does a client that wants a stream want the usage in it?"""
+    unambiguous: bool | None = None
+    """Does its key stand for this request alone? None where nobody has looked."""
     leads: bool = False
     waits: bool = False
     """For another's answer, or to be looked up."""

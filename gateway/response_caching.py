@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -47,13 +47,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Examined = tuple[answers.Facts, bytes]
 """What is known of an answer, and its body in one piece."""
 
 _cache_control: Final = header_finder("cache-control")
 _own_header: Final = header_finder("x-prefixgate-cache")
-_beta: Final = header_finder("anthropic-beta")
-_version: Final = header_finder("anthropic-version")
+_ANTHROPIC: Final = tuple((name, header_finder(name)) for name in ("anthropic-beta", "anthropic-version"))
+_OPENAI: Final = (("openai-beta", header_finder("openai-beta")),)
+_VARIANTS: Final = {Kind.MESSAGES: _ANTHROPIC, Kind.RESPONSES: _OPENAI}
+"""Headers that may change an answer."""
 _OK: Final = 200
 _GRACE: Final = 1.0
 """Seconds that a client's deadline is beyond our own."""
@@ -89,7 +92,7 @@ class ResponseCaching:
         self._proceed = proceed
         self._attempt = attempt
         self._wall = wall
-        self._looking = 0
+        self._in_threads = 0
 
     # -- a request comes
 
@@ -113,18 +116,32 @@ class ResponseCaching:
         refusal = refuse_request(call.kind.value, call.fields, asked=asked.asks or own == b"on")
         if refusal is not None or asked.no_store:
             return self._bypass(exchange, asked, refusal)
-        try:
-            key = self._key(exchange, call)
-        except ValueError:
-            return self._bypass(exchange, asked, Refusal.AMBIGUOUS)
-        usage = call.streams and answers.wants_usage(call.fields)
-        cached = CachedCall(self, key, call, rules, asked, self.cache.begin(), usage)
-        if asked.reads:
-            found = self.cache.lookup(key, rules, asked)
+        beginning = CachedCall(self, _NO_KEY, call, rules, asked, self.cache.begin(), False)
+        beginning.usage = call.streams and answers.wants_usage(call.fields)
+        if len(exchange.body) <= _LONG_BODY:
+            return self._look_up(exchange, beginning, _keyed(exchange, call, check=False))
+        self._in_thread(exchange, beginning, _KEY_WAIT, partial(_keyed, exchange, call, check=True), self._long_keyed)
+        return True
+
+    def _long_keyed(self, exchange: Exchange, cached: CachedCall, keyed: Keyed | None) -> None:
+        """The key of a long request is known; None: that took too long."""
+        if keyed is None or not self._look_up(exchange, cached, keyed):
+            self._proceed(exchange)
+
+    def _look_up(self, exchange: Exchange, cached: CachedCall, keyed: Keyed) -> bool:
+        """Answer what has a key, or have it wait; False where it is to go on to a worker."""
+        if keyed.key is None:
+            return self._bypass(exchange, cached.asked, Refusal.AMBIGUOUS)
+        cached.key = keyed.key
+        cached.unambiguous = keyed.unambiguous
+        if cached.asked.reads:
+            found = self.cache.lookup(cached.key, cached.rules, cached.asked)
             if found is not None:
                 if self._serve(exchange, cached, found):
                     return True
-            elif self._look_further(exchange, cached):
+            elif self.cache.has_slower:
+                look = partial(self.cache.lookup_slower, cached.key, cached.rules, cached.asked)
+                self._in_thread(exchange, cached, self.settings.lookup_timeout, look, self._found)
                 return True
         return self._miss(exchange, cached)
 
@@ -135,22 +152,6 @@ class ResponseCaching:
             return None
         rules = settings.by_route.get(kind, settings.rules)
         return rules if own.ttl_s is None else replace(rules, ttl=own.ttl_s)
-
-    def _key(self, exchange: Exchange, call: Call) -> ResponseKey:
-        variants = []
-        if call.kind is Kind.MESSAGES:
-            for name, find in (("anthropic-beta", _beta), ("anthropic-version", _version)):
-                if (value := find(exchange.head.fields)) is not None:
-                    variants.append((name, value.decode("latin-1")))
-        return response_key(
-            _scope(exchange),
-            call.model or "",
-            exchange.dialect.name,
-            call.kind.value,
-            {**call.fields, "model": call.model},  # one answer for all names of a model
-            variants=variants,
-            n_bytes=len(exchange.body),
-        )
 
     def _bypass(self, exchange: Exchange, asked: CacheDirectives, refusal: Refusal | None) -> bool:
         if refusal is not None:
@@ -206,38 +207,40 @@ class ResponseCaching:
             replay_stream(exchange, events, pace=self.settings.pace)
         return True
 
-    # -- an answer may be known elsewhere
+    # -- what takes a thread
 
-    def _look_further(self, exchange: Exchange, cached: CachedCall) -> bool:
-        """Ask the slower stores, in a thread. False where there are none, or too many ask."""
-        if not self.cache.has_slower or self._looking >= _MOST_LOOKING:
-            return False
-        self._looking += 1
-        timeout = self.settings.lookup_timeout
-        self._park(exchange, cached, timeout, lambda: self._found(exchange, cached, None))
-        future = self._loop.run_in_executor(
-            self._executor, self.cache.lookup_slower, cached.key, cached.rules, cached.asked
-        )
+    def _in_thread(
+        self,
+        exchange: Exchange,
+        cached: CachedCall,
+        timeout: float,
+        work: Callable[[], T],
+        then: Callable[[Exchange, CachedCall, T | None], None],
+    ) -> None:
+        """Go on with what comes of `work`, or with None where that fails or takes too long."""
 
-        def done(looked: asyncio.Future[Found | None]) -> None:
-            self._looking -= 1
-            failed = looked.cancelled() or looked.exception() is not None
-            self._found(exchange, cached, None if failed else looked.result())
+        def go_on(found: T | None) -> None:
+            if cached.unpark(exchange):
+                self._attempt(exchange, lambda each: then(each, cached, found))
 
-        future.add_done_callback(done)
-        return True
+        if self._in_threads >= _MOST_IN_THREADS:
+            self._park(exchange, cached, timeout, lambda: None)
+            go_on(None)
+            return
+        self._in_threads += 1
+        self._park(exchange, cached, timeout, lambda: go_on(None))
+
+        def done(worked: asyncio.Future[T]) -> None:
+            self._in_threads -= 1
+            go_on(_result(worked))
+
+        self._loop.run_in_executor(self._executor, work).add_done_callback(done)
 
     def _found(self, exchange: Exchange, cached: CachedCall, found: Found | None) -> None:
-        """What there is elsewhere; None where there is nothing, or it took too long."""
-        if not cached.unpark(exchange):
-            return
-
-        def go_on(exchange: Exchange) -> None:
-            served = found is not None and self._serve(exchange, cached, found)
-            if not served and not self._miss(exchange, cached):
-                self._proceed(exchange)
-
-        self._attempt(exchange, go_on)
+        """What the slower stores have; None where there is nothing, or it took too long."""
+        served = found is not None and self._serve(exchange, cached, found)
+        if not served and not self._miss(exchange, cached):
+            self._proceed(exchange)
 
     def _park(self, exchange: Exchange, cached: CachedCall, timeout: float, otherwise: Callable[[], None]) -> None:
         exchange.caching = cached
@@ -262,7 +265,9 @@ class ResponseCaching:
         return False
 
     def _listen(self, exchange: Exchange, cached: CachedCall) -> None:
-        if cached.stamp is not None and not is_unambiguous(exchange.body):
+        if cached.unambiguous is None:
+            cached.unambiguous = is_unambiguous(exchange.body)
+        if not cached.unambiguous:
             cached.stamp = None
             self.refusals[Refusal.AMBIGUOUS.value] += 1
         exchange.caching = cached
@@ -377,10 +382,43 @@ _JSON: Final = "application/json"
 _LONG: Final = 32 << 10
 """Bytes of an answer from which on it is looked at in a thread."""
 _KINDS: Final = (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES, Kind.EMBEDDING)
-_MOST_LOOKING: Final = 256
-"""Requests that wait for disk or Redis at a time."""
+_MOST_IN_THREADS: Final = 256
+"""Requests that wait for what is done in threads at a time: beyond that it is skipped."""
+_LONG_BODY: Final = 256 << 10
+"""Bytes of a request from which on its key is made in a thread: about a millisecond."""
+_KEY_WAIT: Final = 2.0
+_NO_KEY: Final = ResponseKey(b"")
 _MOST_BACKGROUND: Final = 64
 """Answers that are fetched for nobody in particular at a time."""
+
+
+class Keyed(NamedTuple):
+    """A request's key, None where it has none, and whether it stands for this request alone, None where nobody looked:
+    that takes longer, and only matters where an answer is to be kept.
+    """
+
+    key: ResponseKey | None
+    unambiguous: bool | None
+
+
+def _keyed(exchange: Exchange, call: Call, *, check: bool) -> Keyed:
+    body, variants = exchange.body, []
+    for name, find in _VARIANTS.get(call.kind, ()):
+        if (value := find(exchange.head.fields)) is not None:
+            variants.append((name, value.decode("latin-1")))
+    try:
+        key = response_key(
+            _scope(exchange),
+            call.model or "",
+            exchange.dialect.name,
+            call.kind.value,
+            {**call.fields, "model": call.model},  # one answer for all names of a model
+            variants=variants,
+            n_bytes=len(body),
+        )
+    except ValueError:
+        return Keyed(None, unambiguous=False)
+    return Keyed(key, is_unambiguous(body) if check else None)
 
 
 def _not_cached() -> ApiError:
@@ -397,7 +435,7 @@ def _examined(kind: Kind, recorded: bytes, *, streamed: bool) -> Examined:
         return answers.Facts(whole=False), b""
 
 
-def _result(done: asyncio.Future[Examined]) -> Examined | None:
+def _result(done: asyncio.Future[T]) -> T | None:
     if done.cancelled() or done.exception() is not None:
         return None
     return done.result()
@@ -405,4 +443,4 @@ def _result(done: asyncio.Future[Examined]) -> Examined | None:
 
 def _scope(exchange: Exchange) -> bytes:
     """Whose answers it may meet."""
-    return b"" if exchange.tenant is None else exchange.tenant.scope
+    return b"" if exchange.tenant is None else exchange.tenant.answers_scope

@@ -24,6 +24,14 @@ async def test_what_was_asked_before_is_answered_without_a_worker() -> None:
         it.check_left()
 
 
+async def test_a_long_request_is_known_again_too() -> None:
+    messages = [{"role": "user", "content": "Long. " * 60_000}]
+    async with setting() as it:
+        assert await it.ask(messages=messages) == ("Answer 1.", "miss")
+        assert await it.ask(messages=messages) == ("Answer 1.", "hit")
+        it.check_left()
+
+
 @pytest.mark.parametrize("first", ["whole", "stream", "stream with usage"])
 async def test_one_answer_serves_clients_that_stream_and_that_do_not(first: str) -> None:
     options: dict[str, Any] = {"stream_options": {"include_usage": True}}
