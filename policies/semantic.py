@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from policies.semantic_curve import RiskCurve, bin_of
+from policies.semantic_curve import RiskCurve, Standings, bin_of
 from policies.semantic_entries import QUARANTINED, Entries
 from policies.semantic_evidence import LEVELS, ChangeDetector, Evidence, levels_for
 from policies.semantic_report import CategoryCounts, CategoryReport, report_of
@@ -48,17 +48,17 @@ class _Known:
 
     __slots__ = ("counts", "curve", "detector", "epoch", "evidence")
 
-    def __init__(self, settings: SemanticSettings) -> None:
-        self.curve = RiskCurve()
-        self.evidence = Evidence(
-            tuple(settings.sources.values()),
-            1.0 - settings.confidence,
-            settings.evidence_labels,
-            settings.evidence_age,
-        )
+    def __init__(self, settings: SemanticSettings, standings: Standings) -> None:
+        self.curve = RiskCurve(standings)
+        self.evidence = _evidence(settings)
         self.detector = ChangeDetector()
         self.epoch = 0
         self.counts = CategoryCounts()
+
+
+def _evidence(settings: SemanticSettings) -> Evidence:
+    noises = tuple(settings.sources.values())
+    return Evidence(noises, 1.0 - settings.confidence, settings.evidence_labels, settings.evidence_age)
 
 
 class SemanticPolicy:
@@ -66,10 +66,14 @@ class SemanticPolicy:
 
     def __init__(self, settings: SemanticSettings) -> None:
         self.settings = settings
-        self._audits = settings.audits
         self._noises = tuple(settings.sources.values())
         self._sources = {name: (at, noise) for at, (name, noise) in enumerate(settings.sources.items())}
         self._entries = Entries(settings.max_entries, settings.recovery, settings.strikes)
+        self._standings = Standings()
+        self._evidence = _evidence(settings)
+        self._detector = ChangeDetector()
+        self._trusted = 0
+        """Answers served since the start or the last change."""
         self._classes: dict[_Class, _Known] = {}
         self._reports: dict[str, tuple[float, int]] = {}
 
@@ -98,9 +102,10 @@ class SemanticPolicy:
         rate = self.settings.learn_rate
         if would_serve:
             known.counts.would_serve += 1
-            rate = self._audits
+            rate = self.settings.audits(self._trusted)
             if sample >= rate and not self.settings.shadow:
                 known.counts.served += 1
+                self._trusted += 1
                 return Decision(Choice.SERVE, why, estimate, bound, would_serve)
             why = Why.AUDIT
             if self.settings.shadow:
@@ -129,6 +134,7 @@ class SemanticPolicy:
             changed = self._watch(known, estimate, wrong, at)
             if not changed:
                 known.evidence.observe(estimate, at, wrong, now)
+                self._evidence.observe(estimate, at, wrong, now)
             standing = self._entries.standing(candidate.entry, candidate.similarity, known.epoch)
             told = (wrong - noise.false_wrong) / (1.0 - noise.false_wrong - noise.false_correct)
             known.curve.observe(bin_of(candidate.similarity), max(standing, 0), told)
@@ -168,6 +174,7 @@ class SemanticPolicy:
             "format": _FORMAT,
             "sources": list(self._sources),
             "entries": self._entries.dump(),
+            "standings": self._standings.dump(),
             "classes": [
                 [category, guard, known.epoch, known.detector.level, known.curve.dump(), known.evidence.dump()]
                 for (category, guard), known in self._classes.items()
@@ -181,17 +188,19 @@ class SemanticPolicy:
         if data.get("format") != _FORMAT or data.get("sources") != list(self._sources):
             raise ValueError("evidence of another format or of other sources")
         entries = Entries(self.settings.max_entries, self.settings.recovery, self.settings.strikes)
+        standings = Standings()
         classes: dict[_Class, _Known] = {}
         try:
+            standings.load(data["standings"])  # type: ignore[arg-type] # whatever it is, it is looked at
             entries.load(iter(data["entries"]))  # type: ignore[call-overload] # whatever it is, it is looked at
             for category, guard, epoch, level, curve, evidence in data["classes"]:  # type: ignore[attr-defined] # same
-                known = classes[str(category), int(guard)] = _Known(self.settings)
+                known = classes[str(category), int(guard)] = _Known(self.settings, standings)
                 known.epoch, known.detector.level = int(epoch), float(level)
                 known.curve.load(curve)
                 known.evidence.load(evidence["old"], evidence["new"], float(evidence["started"]))
         except (KeyError, TypeError) as error:
             raise ValueError("evidence of another shape") from error
-        self._entries, self._classes = entries, classes
+        self._entries, self._standings, self._classes = entries, standings, classes
 
     def _refused(self, candidate: Candidate, floor: float | None, max_age: float | None) -> Why | None:
         if candidate.guard <= 0:
@@ -210,7 +219,7 @@ class SemanticPolicy:
         if known is None:
             if len(self._classes) >= _MOST_CLASSES:
                 key = _OTHERS
-            known = self._classes.get(key) or self._classes.setdefault(key, _Known(self.settings))
+            known = self._classes.get(key) or self._classes.setdefault(key, _Known(self.settings, self._standings))
         return known
 
     def _judged(self, known: _Known, candidate: Candidate, delta: float) -> tuple[float, float, Why]:
@@ -219,10 +228,11 @@ class SemanticPolicy:
         if standing == QUARANTINED:
             return 1.0, 1.0, Why.QUARANTINE
         risk = known.curve.risk(bin_of(candidate.similarity), standing)
-        bound = known.evidence.proved(risk, delta)
-        if bound is None:
+        proved = self._evidence.proved(risk, delta)
+        if proved is None or known.evidence.rate(proved[0]) > delta:
             return risk, 1.0, Why.LEARNING
-        if known.detector.level:
+        bound = proved[1]
+        if self._detector.level:
             return risk, bound, Why.CHANGED
         return risk, bound, Why.BOUND
 
@@ -233,9 +243,20 @@ class SemanticPolicy:
         if not levels or estimate > LEVELS[levels[0]]:
             return False
         noise = self._noises[source]
-        if not known.detector.observe(wrong, noise, known.evidence.rate(levels[0]), delta):
-            return False
+        if self._detector.observe(wrong, noise, self._evidence.rate(levels[0]), delta):
+            for each in self._classes.values():
+                self._start_anew(each)
+            return True
+        # A category of few requests may change alone, too little to be seen in all.
+        if known.detector.observe(wrong, noise, known.evidence.rate(levels[0]), delta):
+            self._start_anew(known)
+            return True
+        return False
+
+    def _start_anew(self, known: _Known) -> None:
+        self._evidence.forget()
+        self._trusted = 0
         known.evidence.forget()
+        known.detector = ChangeDetector()
         known.curve.fade(_KEPT)
         known.epoch += 1
-        return True

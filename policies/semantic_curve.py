@@ -16,13 +16,16 @@ from typing import Final
 BINS: Final = 48
 _STEPS: Final = 4.0
 """Bins for each halving of the distance to 1: near-duplicates are told apart, far ones are not."""
-FACTORS: Final = 6
+BELIEVED: Final = (1.0, 0.6, 0.4, 0.2, 0.1, 1.0)
+"""Factors before anything is learnt: the more often an entry was found right, the less; the last for those that were
+found wrong before and came out of quarantine."""
+FACTORS: Final = len(BELIEVED)
 _PRIOR: Final = 0.5
 """Wrong answers, and twice as many labels, that any run of bins is believed to have had."""
-_POOLED: Final = 30.0
+_POOLED: Final = 150.0
 """Labels of its own after which a bin counts as much as its neighbours."""
 _FIRST_FACTOR: Final = 2.0
-"""Expected wrong answers after which a factor counts as much as the belief that it is 1."""
+"""Expected wrong answers after which what a standing has shown counts as much as what is believed of it."""
 _REFIT: Final = 1 / 64
 """Of the labels there were at the last fit: so many more and it is fitted again."""
 
@@ -37,68 +40,96 @@ def bin_of(similarity: float) -> int:
     return min(int(-_STEPS * log2(distance)), BINS - 1)
 
 
+class Standings:
+    """By what factor the risk of entries that have shown as much differs from the curve; of all categories of a tenant
+    together, for what a comparison is worth hardly depends on what is asked.
+    """
+
+    __slots__ = ("_expected", "_seen", "factors")
+
+    def __init__(self) -> None:
+        self._expected = [0.0] * FACTORS
+        self._seen = [0.0] * FACTORS
+        self.factors = list(BELIEVED)
+
+    def observe(self, standing: int, expected: float, wrong: float) -> None:
+        """`expected` is what the curve alone says."""
+        self._expected[standing] += expected
+        self._seen[standing] += wrong
+        self._fit(standing)
+
+    def fade(self, kept: float) -> None:
+        """What was learnt counts only this share from now on."""
+        self.load([[each * kept for each in told] for told in self.dump()])
+
+    def dump(self) -> list[list[float]]:
+        """Plain data for `load`."""
+        return [list(self._expected), list(self._seen)]
+
+    def load(self, data: list[list[float]]) -> None:
+        """What `dump` returned. Raises ValueError for another shape."""
+        self._expected, self._seen = _lists(data, FACTORS, 2)
+        for standing in range(FACTORS):
+            self._fit(standing)
+
+    def _fit(self, standing: int) -> None:
+        seen = max(self._seen[standing], 0.0)
+        self.factors[standing] = (seen + BELIEVED[standing] * _FIRST_FACTOR) / (self._expected[standing] + _FIRST_FACTOR)
+
+
 class RiskCurve:
     """Of one category; learns from every label."""
 
-    __slots__ = ("_base", "_due", "_expected", "_factors", "_labels", "_seen", "_since", "_wrong")
+    __slots__ = ("_base", "_due", "_exposed", "_since", "_standings", "_wrong")
 
-    def __init__(self) -> None:
-        self._labels = [0.0] * BINS
+    def __init__(self, standings: Standings) -> None:
+        self._standings = standings
+        self._exposed = [0.0] * BINS
+        """Labels, each as many as its standing's factor says: those of well-proved entries tell little of others."""
         self._wrong = [0.0] * BINS
         self._base = [0.5] * BINS
-        self._expected = [0.0] * FACTORS
-        self._seen = [0.0] * FACTORS
-        self._factors = [1.0] * FACTORS
         self._since = 0.0
         self._due = 1.0
 
     def risk(self, bin_: int, standing: int) -> float:
         """Of a candidate in this bin whose entry has shown this much; at most 1."""
-        return min(self._base[bin_] * self._factors[standing], 1.0)
+        return min(self._base[bin_] * self._standings.factors[standing], 1.0)
 
     def observe(self, bin_: int, standing: int, wrong: float) -> None:
-        """`wrong` is between 0 and 1; a label of a source that errs may be off these a little."""
-        self._labels[bin_] += 1.0
+        """`wrong` is 0 or 1; a little off these for a source that errs, so that it is right on average."""
+        self._exposed[bin_] += self._standings.factors[standing]
         self._wrong[bin_] += wrong
-        self._expected[standing] += self._base[bin_]
-        self._seen[standing] += wrong
-        self._factors[standing] = self._factor(standing)
+        self._standings.observe(standing, self._base[bin_], wrong)
         self._since += 1.0
-        if self._since >= self._due or wrong > 0.5:
+        if self._since >= self._due:
             self._fit()
 
     def fade(self, kept: float) -> None:
         """What was learnt counts only this share from now on."""
-        for told in (self._labels, self._wrong, self._expected, self._seen):
-            told[:] = [each * kept for each in told]
-        self._fit()
+        self.load([[each * kept for each in told] for told in self.dump()])
 
     def dump(self) -> list[list[float]]:
         """Plain data for `load`."""
-        return [list(each) for each in (self._labels, self._wrong, self._expected, self._seen)]
+        return [list(self._exposed), list(self._wrong)]
 
     def load(self, data: list[list[float]]) -> None:
-        """What `dump` returned."""
-        for mine, told, size in zip(
-            (self._labels, self._wrong, self._expected, self._seen), data, (BINS, BINS, FACTORS, FACTORS), strict=True
-        ):
-            if len(told) != size:
-                raise ValueError("a curve of another shape")
-            mine[:] = [float(each) for each in told]
+        """What `dump` returned. Raises ValueError for another shape."""
+        self._exposed, self._wrong = _lists(data, BINS, 2)
         self._fit()
 
-    def _factor(self, standing: int) -> float:
-        seen = max(self._seen[standing], 0.0)
-        return (seen + _FIRST_FACTOR) / (self._expected[standing] + _FIRST_FACTOR)
-
     def _fit(self) -> None:
-        pooled = _falling(self._labels, self._wrong)
-        for at, (labels, wrong) in enumerate(zip(self._labels, self._wrong, strict=True)):
+        pooled = _falling(self._exposed, self._wrong)
+        for at, (exposed, wrong) in enumerate(zip(self._exposed, self._wrong, strict=True)):
             # A bin of many labels speaks for itself: near-duplicates that mean something else can make the risk rise
             # again close to 1.
-            self._base[at] = (max(wrong, 0.0) + _POOLED * pooled[at]) / (labels + _POOLED)
-        self._factors = [self._factor(each) for each in range(FACTORS)]
-        self._since, self._due = 0.0, max(sum(self._labels) * _REFIT, 1.0)
+            self._base[at] = (max(wrong, 0.0) + _POOLED * pooled[at]) / (exposed + _POOLED)
+        self._since, self._due = 0.0, max(sum(self._exposed) * _REFIT, 1.0)
+
+
+def _lists(data: list[list[float]], size: int, number: int) -> list[list[float]]:
+    if len(data) != number or any(len(told) != size for told in data):
+        raise ValueError("a curve of another shape")
+    return [[float(each) for each in told] for told in data]
 
 
 def _falling(labels: list[float], wrong: list[float]) -> list[float]:

@@ -38,7 +38,7 @@ def levels_for(delta: float) -> range:
 
 
 class Evidence:
-    """Labels of one category, by level."""
+    """Labels by level, of a tenant or of one category of it."""
 
     __slots__ = ("_age", "_alpha", "_bounds", "_most", "_new", "_noises", "_old", "_started")
 
@@ -54,14 +54,16 @@ class Evidence:
         self._bounds: dict[int, tuple[float, float]] = {}
         """Level → bound, and the number of labels from which on it is computed anew."""
 
-    def proved(self, risk: float, delta: float) -> float | None:
-        """A bound of δ or less for candidates of this expected risk or less; None where there is none."""
+    def proved(self, risk: float, delta: float) -> tuple[int, float] | None:
+        """A level of candidates of this expected risk or more that has a bound of δ or less, and that bound; None where
+        there is none.
+        """
         for level in levels_for(delta):
             if risk > LEVELS[level]:
                 return None
             bound = self.bound(level)
             if bound <= delta:
-                return bound
+                return level, bound
         return None
 
     def bound(self, level: int) -> float:
@@ -134,11 +136,11 @@ class Evidence:
 
 
 class ChangeDetector:
-    """Page's CUSUM (1954) on the labels of what is, or would be, served: how much more likely they are if the risk had
-    lately become intolerable.
+    """Whether wrong answers among what is, or would be, served come by chance or because the world has changed: Page's
+    CUSUM (1954) of how much more likely the labels are if the risk has lately become intolerable.
 
-    Above 0 nothing is served: whatever comes is compared until it is known whether a wrong answer was chance or the
-    first of many. So a change costs the wrong answers until the first that is compared, and hardly one more.
+    While it is above 0 nothing is served: whatever comes is compared until it is known. So a change costs the wrong
+    answers until the first that is compared, and few more.
     """
 
     __slots__ = ("level",)
@@ -151,8 +153,8 @@ class ChangeDetector:
 
     def observe(self, wrong: bool, noise: Noise, usual: float, delta: float) -> bool:
         """Whether what was known no longer holds. `usual` is the risk as known so far."""
-        usual = min(max(usual, delta / 4), delta)
-        before, after = noise.seen(usual), noise.seen(min(max(3 * delta, 4 * usual), 0.5))
+        usual = min(max(usual, delta / 4), delta * 0.75)
+        before, after = noise.seen(usual), noise.seen(min(max(2 * delta, 3 * usual), 0.5))
         step = log(after / before) if wrong else log((1 - after) / (1 - before))
         self.level = max(self.level + step, 0.0)
         if self.level < self._ALARM:

@@ -85,6 +85,7 @@ class Outcome(NamedTuple):
 
 
 _SHADOW: Final = Noise()
+_MOST_AUDITS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,8 @@ class SemanticSettings:
     learn_rate: float = 1.0
     """Share of the candidates that may not be served whose answer is compared with the worker's."""
     audit_rate: float | None = None
-    """The same for those that may be served. None: as many as `promise_hits` asks for."""
-    promise_hits: int = 5_000
+    """The same for those that may be served. None: as many as `promise_hits` asks for, see `audits`."""
+    promise_hits: int = 10_000
     """Over so many served answers δ shall hold even if the world changes once among them: the more there are, the
     fewer audits are needed."""
     shadow: bool = False
@@ -129,9 +130,10 @@ class SemanticSettings:
         for name in ("delta", "confidence"):
             if not 0.0 < getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be above 0 and below 1, not {getattr(self, name)!r}")
-        for name in ("floor", "learn_rate", "audits"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)!r}")
+        for name in ("floor", "learn_rate", "audit_rate"):
+            share = getattr(self, name)
+            if share is not None and not 0.0 <= share <= 1.0:
+                raise ValueError(f"{name} must be between 0 and 1, not {share!r}")
         for name in ("recovery", "strikes", "max_entries", "evidence_labels", "promise_hits"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
@@ -141,17 +143,16 @@ class SemanticSettings:
             if min(noise) < 0.0 or not isfinite(sum(noise)) or sum(noise) > 0.8:
                 raise ValueError(f"source {name!r} errs too often to tell anything: {noise}")
 
-    @property
-    def audits(self) -> float:
-        """Share of what may be served that is compared instead.
+    def audits(self, served: int) -> float:
+        """Share of what may be served that is compared instead, after so many served answers.
 
         After a change all is served as before until the first wrong answer is compared, which takes 1 ÷ this share
-        wrong answers on average, and three times as many once in twenty times. Half of what δ grants over
-        `promise_hits` has to suffice for that.
+        wrong answers on average, and three times as many once in twenty times. Half of what δ has granted so far has
+        to suffice for that; so many are compared at first, and ever fewer until `promise_hits`.
         """
         if self.audit_rate is not None:
             return self.audit_rate
-        return min(max(6.0 / (self.delta * self.promise_hits), 0.01), 0.25)
+        return min(6.0 / (self.delta * min(max(served, 1), self.promise_hits)), _MOST_AUDITS)
 
     def lifetime(self, category: str) -> float:
         """Seconds for which an answer of this category may be served."""
