@@ -21,7 +21,7 @@ Pure: time and randomness are arguments. Bounded in entries and categories.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from policies.semantic_curve import RiskCurve, Standings, bin_of
 from policies.semantic_entries import QUARANTINED, Entries
@@ -168,39 +168,46 @@ class SemanticPolicy:
             for (category, guard), known in self._classes.items()
         }
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, Any]:
         """All that was learnt as plain data: some 100 bytes for each entry, 15 kB for each category."""
         return {
             "format": _FORMAT,
             "sources": list(self._sources),
             "entries": self._entries.dump(),
             "standings": self._standings.dump(),
+            "evidence": self._evidence.dump(),
+            "level": self._detector.level,
+            "trusted": self._trusted,
             "classes": [
                 [category, guard, known.epoch, known.detector.level, known.curve.dump(), known.evidence.dump()]
                 for (category, guard), known in self._classes.items()
             ],
         }
 
-    def restore(self, data: Mapping[str, object]) -> None:
+    def restore(self, data: Mapping[str, Any]) -> None:
         """Takes the place of all that was learnt. Raises ValueError for data of another shape, and then has changed
         nothing; sources other than today's are another shape too.
         """
         if data.get("format") != _FORMAT or data.get("sources") != list(self._sources):
             raise ValueError("evidence of another format or of other sources")
-        entries = Entries(self.settings.max_entries, self.settings.recovery, self.settings.strikes)
-        standings = Standings()
-        classes: dict[_Class, _Known] = {}
+        told = SemanticPolicy(self.settings)
         try:
-            standings.load(data["standings"])  # type: ignore[arg-type] # whatever it is, it is looked at
-            entries.load(iter(data["entries"]))  # type: ignore[call-overload] # whatever it is, it is looked at
-            for category, guard, epoch, level, curve, evidence in data["classes"]:  # type: ignore[attr-defined] # same
-                known = classes[str(category), int(guard)] = _Known(self.settings, standings)
-                known.epoch, known.detector.level = int(epoch), float(level)
-                known.curve.load(curve)
-                known.evidence.load(evidence["old"], evidence["new"], float(evidence["started"]))
+            told._load(data)
         except (KeyError, TypeError) as error:
             raise ValueError("evidence of another shape") from error
-        self._entries, self._standings, self._classes = entries, standings, classes
+        vars(self).update(vars(told))
+
+    def _load(self, data: Mapping[str, Any]) -> None:
+        self._entries.load(data["entries"])
+        self._standings.load(data["standings"])
+        self._evidence.load(data["evidence"])
+        self._detector.level = float(data["level"])
+        self._trusted = int(data["trusted"])
+        for category, guard, epoch, level, curve, evidence in data["classes"]:
+            known = self._classes[str(category), int(guard)] = _Known(self.settings, self._standings)
+            known.epoch, known.detector.level = int(epoch), float(level)
+            known.curve.load(curve)
+            known.evidence.load(evidence)
 
     def _refused(self, candidate: Candidate, floor: float | None, max_age: float | None) -> Why | None:
         if candidate.guard <= 0:

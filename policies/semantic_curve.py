@@ -74,7 +74,9 @@ class Standings:
 
     def _fit(self, standing: int) -> None:
         seen = max(self._seen[standing], 0.0)
-        self.factors[standing] = (seen + BELIEVED[standing] * _FIRST_FACTOR) / (self._expected[standing] + _FIRST_FACTOR)
+        self.factors[standing] = (seen + BELIEVED[standing] * _FIRST_FACTOR) / (
+            self._expected[standing] + _FIRST_FACTOR
+        )
 
 
 class RiskCurve:

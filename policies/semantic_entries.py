@@ -6,9 +6,9 @@ too many of them the cache is told to drop the entry itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from policies.semantic_curve import FACTORS
 
@@ -108,7 +108,7 @@ class Entries:
         self._trusted.pop(entry, None)
         self._held.pop(entry, None)
 
-    def dump(self) -> list[list[object]]:
+    def dump(self) -> list[list[Any]]:
         """Plain data for `load`, the oldest first."""
         return [
             [entry, one.right, one.nearest_known, one.strikes, one.needed, one.epoch]
@@ -116,18 +116,16 @@ class Entries:
             for entry, one in told.items()
         ]
 
-    def load(self, rows: Iterator[Sequence[object]]) -> None:
-        """What `dump` returned. Raises ValueError for another shape."""
+    def load(self, rows: Iterable[Sequence[Any]]) -> None:
+        """What `dump` returned. Raises ValueError or TypeError for another shape."""
         for entry, right, known, strikes, needed, epoch in rows:
-            if not (isinstance(entry, str) and isinstance(known, float | int)):
+            record = _Record(int(right), float(known), int(strikes), int(needed), int(epoch))
+            if min(right, strikes, needed, epoch) < 0:
                 raise ValueError("an entry of another shape")
-            if not all(isinstance(each, int) and each >= 0 for each in (right, strikes, needed, epoch)):
-                raise ValueError("an entry of another shape")
-            record = _Record(right, float(known), strikes, needed, epoch)  # type: ignore[arg-type] # just looked
             if record.needed:
-                self._held[entry] = record
+                self._held[str(entry)] = record
             else:
-                self._keep(entry, record)
+                self._keep(str(entry), record)
 
     def _keep(self, entry: str, record: _Record) -> None:
         self._trusted[entry] = record

@@ -13,9 +13,9 @@ ones, so a level's labels overstate its risk rather than understate it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import log
-from typing import Final
+from typing import Any, Final
 
 from policies.semantic_bounds import Counts, Noise, upper_bound
 
@@ -102,17 +102,18 @@ class Evidence:
         self._old, self._new = self._empty(), self._empty()
         self._bounds.clear()
 
-    def dump(self) -> dict[str, object]:
+    def dump(self) -> dict[str, Any]:
         """Plain data for `load`."""
         return {"old": self._old, "new": self._new, "started": self._started}
 
-    def load(self, old: Table, new: Table, started: float) -> None:
-        """What was dumped with as many sources. Raises ValueError for another shape."""
+    def load(self, data: Mapping[str, Any]) -> None:
+        """What was dumped with as many sources. Raises ValueError, KeyError or TypeError for another shape."""
+        old, new = data["old"], data["new"]
         for table in (old, new):
             if len(table) != len(LEVELS) or any(len(row) != 2 * len(self._noises) for row in table):
                 raise ValueError("evidence of another shape")
         self._old, self._new = ([[float(each) for each in row] for row in table] for table in (old, new))
-        self._started = started
+        self._started = float(data["started"])
         self._bounds.clear()
 
     def _turn(self, now: float) -> None:

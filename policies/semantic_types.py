@@ -53,7 +53,7 @@ class Why(StrEnum):
     LEARNING = "learning"
     """Not enough is known, or too much is wrong, of its like."""
     CHANGED = "changed"
-    """Wrong answers came in quick succession: nothing of its like is served until it is known whether that was chance."""
+    """A wrong answer came to light: nothing is served until it is known whether that was chance."""
     QUARANTINE = "quarantine"
     GUARD = "guard"
     FLOOR = "floor"
