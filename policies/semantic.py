@@ -136,8 +136,7 @@ class SemanticPolicy:
                 known.evidence.observe(estimate, at, wrong, now)
                 self._evidence.observe(estimate, at, wrong, now)
             standing = self._entries.standing(candidate.entry, candidate.similarity, known.epoch)
-            told = (wrong - noise.false_wrong) / (1.0 - noise.false_wrong - noise.false_correct)
-            known.curve.observe(bin_of(candidate.similarity), max(standing, 0), told)
+            known.curve.observe(bin_of(candidate.similarity), max(standing, 0), noise.unbiased(wrong))
         drop = self._entries.observe(candidate.entry, candidate.similarity, wrong, known.epoch)
         return Outcome(quarantined=wrong, drop=drop, changed=changed)
 

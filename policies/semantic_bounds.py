@@ -46,6 +46,10 @@ class Noise(NamedTuple):
         """The rate behind what is seen, between 0 and 1."""
         return min(max((seen - self.false_wrong) / (1.0 - self.false_correct - self.false_wrong), 0.0), 1.0)
 
+    def unbiased(self, wrong: bool) -> float:
+        """What a label says, so that it is right on average: near 0 or 1, and these for a source that never errs."""
+        return (wrong - self.false_wrong) / (1.0 - self.false_correct - self.false_wrong)
+
     def confirmed(self) -> Noise:
         """The same source where each "wrong" is asked for once more, and only stands if it is said again: for errors
         that are independent of each other, as those of a model that is asked with another seed.

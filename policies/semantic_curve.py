@@ -26,7 +26,7 @@ _POOLED: Final = 150.0
 """Labels of its own after which a bin counts as much as its neighbours."""
 _FIRST_FACTOR: Final = 2.0
 """Expected wrong answers after which what a standing has shown counts as much as what is believed of it."""
-_REFIT: Final = 1 / 64
+_REFIT: Final = 1 / 32
 """Of the labels there were at the last fit: so many more and it is fitted again."""
 
 

@@ -40,7 +40,19 @@ def levels_for(delta: float) -> range:
 class Evidence:
     """Labels by level, of a tenant or of one category of it."""
 
-    __slots__ = ("_age", "_alpha", "_bounds", "_most", "_new", "_noises", "_old", "_started")
+    __slots__ = (
+        "_age",
+        "_alpha",
+        "_bounds",
+        "_fresh",
+        "_labels",
+        "_most",
+        "_new",
+        "_noises",
+        "_old",
+        "_started",
+        "_wrong",
+    )
 
     def __init__(self, noises: Sequence[Noise], alpha: float, most_labels: int, most_age: float) -> None:
         """Sources are known by their place in `noises`. Labels are forgotten as the settings of the tenant say."""
@@ -49,8 +61,13 @@ class Evidence:
         self._most = most_labels
         self._age = most_age
         self._started = 0.0
+        self._fresh = 0.0
+        """Labels in the newer of two tables; the older one goes when there are `most_labels`."""
         self._old = self._empty()
         self._new = self._empty()
+        self._labels = [0.0] * len(LEVELS)
+        """Up to each level, and of these the wrong ones, as far as the sources' errors are known."""
+        self._wrong = [0.0] * len(LEVELS)
         self._bounds: dict[int, tuple[float, float]] = {}
         """Level → bound, and the number of labels from which on it is computed anew."""
 
@@ -68,7 +85,7 @@ class Evidence:
 
     def bound(self, level: int) -> float:
         """Upper bound for candidates up to a level; 1 where nothing is known."""
-        labels = self._labels(level)
+        labels = self._labels[level]
         known = self._bounds.get(level)
         if known is not None and labels < known[1]:
             return known[0]
@@ -78,11 +95,7 @@ class Evidence:
 
     def rate(self, level: int) -> float:
         """The most likely share of wrong ones up to a level, with half a wrong one more than were seen."""
-        labels = wrong = 0.0
-        for n, k, noise in self._counts(level):
-            labels += n
-            wrong += (k - noise.false_wrong * n) / (1.0 - noise.false_wrong - noise.false_correct)
-        return (max(wrong, 0.0) + 0.5) / (labels + 1.0)
+        return (max(self._wrong[level], 0.0) + 0.5) / (self._labels[level] + 1.0)
 
     def observe(self, risk: float, source: int, wrong: bool, now: float) -> None:
         """A label, and the risk that was expected before it."""
@@ -90,17 +103,20 @@ class Evidence:
         if level >= len(LEVELS):
             return
         self._turn(now)
-        row = self._new[level]
+        row, told = self._new[level], self._noises[source].unbiased(wrong)
+        self._fresh += 1.0
         row[2 * source] += 1.0
-        if wrong:
-            row[2 * source + 1] += 1.0
-            for above in range(level, len(LEVELS)):
+        row[2 * source + 1] += wrong
+        for above in range(level, len(LEVELS)):
+            self._labels[above] += 1.0
+            self._wrong[above] += told
+            if wrong:
                 self._bounds.pop(above, None)
 
     def forget(self) -> None:
         """Starts anew."""
         self._old, self._new = self._empty(), self._empty()
-        self._bounds.clear()
+        self._count()
 
     def dump(self) -> dict[str, Any]:
         """Plain data for `load`."""
@@ -114,19 +130,27 @@ class Evidence:
                 raise ValueError("evidence of another shape")
         self._old, self._new = ([[float(each) for each in row] for row in table] for table in (old, new))
         self._started = float(data["started"])
-        self._bounds.clear()
+        self._count()
 
     def _turn(self, now: float) -> None:
-        if now - self._started < self._age and sum(sum(row[::2]) for row in self._new) < self._most:
+        if now - self._started < self._age and self._fresh < self._most:
             return
         self._old, self._new, self._started = self._new, self._empty(), now
-        self._bounds.clear()
+        self._count()
 
     def _empty(self) -> Table:
         return [[0.0] * (2 * len(self._noises)) for _ in LEVELS]
 
-    def _labels(self, level: int) -> float:
-        return sum(sum(row[::2]) for table in (self._old, self._new) for row in table[: level + 1])
+    def _count(self) -> None:
+        self._fresh = sum(sum(row[::2]) for row in self._new)
+        for level in range(len(LEVELS)):
+            counts = list(self._counts(level))
+            self._labels[level] = sum(one.labels for one in counts)
+            self._wrong[level] = sum(
+                one.noise.unbiased(True) * one.wrong + one.noise.unbiased(False) * (one.labels - one.wrong)
+                for one in counts
+            )
+        self._bounds.clear()
 
     def _counts(self, level: int) -> Iterator[Counts]:
         rows = [row for table in (self._old, self._new) for row in table[: level + 1]]
