@@ -50,6 +50,10 @@ class Row:
     """Share of seeds with wrong ÷ served ≤ δ; one that served nothing has kept it."""
     kept_of_all: float
     """The same for wrong ÷ all requests."""
+    few: float
+    """Share of seeds that served so few (below 5 ÷ δ) that hardly one wrong answer was allowed."""
+    kept_by_many: float
+    """Kept by the others; 1 where there are none."""
     idle: float
     """Share of seeds that served nothing."""
     error: float
@@ -80,12 +84,15 @@ def summary(runs: Sequence[Run]) -> Row:
     requests = sum(each.requests for each in tallies)
     served = sum(each.served for each in tallies)
     errors = sorted(each.error for each in tallies)
+    many = [each.error <= delta for each in tallies if each.served >= 5 / delta]
     return Row(
         scenario=runs[0].scenario,
         delta=delta,
         seeds=len(runs),
         kept=fmean(error <= delta for error in errors),
         kept_of_all=fmean(each.wrong <= delta * each.requests for each in tallies),
+        few=1.0 - len(many) / len(tallies),
+        kept_by_many=fmean(many) if many else 1.0,
         idle=fmean(not each.served for each in tallies),
         error=sum(each.wrong for each in tallies) / max(served, 1),
         error_95=errors[min(int(0.95 * len(errors)), len(errors) - 1)],
@@ -111,7 +118,7 @@ def main() -> None:
     with ProcessPoolExecutor(options.processes) as pool:
         runs = list(pool.map(simulate, names, deltas, seeds, [options.requests] * len(jobs), chunksize=4))
     rows = [summary(list(group)) for _, group in groupby(runs, lambda run: (run.scenario, run.delta))]
-    console = Console(width=120)
+    console = Console(width=132)
     console.print(bound_table(rows))
     console.print(fixed_table(rows))
     console.print(f"{len(runs)} runs of {options.requests:,} requests in {time.monotonic() - started:.0f} s")
@@ -132,7 +139,20 @@ def _options() -> argparse.Namespace:
 def bound_table(rows: Sequence[Row]) -> Table:
     """What the policy did."""
     table = Table(title="Served by the bound")
-    for column in ("scenario", "δ", "kept", "of all", "error", "error 95%", "hits", "possible", "compared", "idle"):
+    for column in (
+        "scenario",
+        "δ",
+        "kept",
+        "of all",
+        "error",
+        "error 95%",
+        "hits",
+        "possible",
+        "compared",
+        "few",
+        "kept by many",
+        "idle",
+    ):
         table.add_column(column, justify="left" if column == "scenario" else "right")
     for row in rows:
         table.add_row(
@@ -145,6 +165,8 @@ def bound_table(rows: Sequence[Row]) -> Table:
             f"{row.hits:.1%}",
             f"{row.possible:.1%}",
             f"{row.labels:.1%}",
+            f"{row.few:.0%}",
+            f"{row.kept_by_many:.1%}",
             f"{row.idle:.0%}",
         )
     return table
