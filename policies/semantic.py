@@ -15,7 +15,8 @@ Schroeder et al., "vCache: Verified Semantic Prompt Caching" (ICLR 2026, arXiv 2
 answers among *all* requests and learns each entry by itself. Here it is the share among those served, which is more
 to ask, and labels are pooled.
 
-Pure: time and randomness are arguments. Bounded in entries and categories.
+Pure: time and randomness are arguments; `now` is in seconds of a clock that a restart does not set back. Bounded in
+entries and categories.
 """
 
 from __future__ import annotations
@@ -168,7 +169,9 @@ class SemanticPolicy:
         }
 
     def snapshot(self) -> dict[str, Any]:
-        """All that was learnt as plain data: some 100 bytes for each entry, 15 kB for each category."""
+        """All that was learnt as plain data: some 50 bytes for each entry, some kilobytes for
+        each category.
+        """
         return {
             "format": _FORMAT,
             "sources": list(self._sources),

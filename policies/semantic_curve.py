@@ -26,6 +26,10 @@ _POOLED: Final = 150.0
 """Labels of its own after which a bin counts as much as its neighbours."""
 _FIRST_FACTOR: Final = 2.0
 """Expected wrong answers after which what a standing has shown counts as much as what is believed of it."""
+_LIFE: Final = 20_000.0
+"""Labels of a category after which half of what they taught is let go, so that the curve follows a slow change."""
+_STANDING_LIFE: Final = 2_000.0
+"""The same for what a standing has shown, in expected wrong answers."""
 _REFIT: Final = 1 / 32
 """Of the labels there were at the last fit: so many more and it is fitted again."""
 
@@ -56,11 +60,10 @@ class Standings:
         """`expected` is what the curve alone says."""
         self._expected[standing] += expected
         self._seen[standing] += wrong
+        if self._expected[standing] > _STANDING_LIFE:
+            self._expected[standing] /= 2
+            self._seen[standing] /= 2
         self._fit(standing)
-
-    def fade(self, kept: float) -> None:
-        """What was learnt counts only this share from now on."""
-        self.load([[each * kept for each in told] for told in self.dump()])
 
     def dump(self) -> list[list[float]]:
         """Plain data for `load`."""
@@ -104,11 +107,13 @@ class RiskCurve:
         self._standings.observe(standing, self._base[bin_], wrong)
         self._since += 1.0
         if self._since >= self._due:
-            self._fit()
+            self.fade(0.5 if sum(self._exposed) > _LIFE else 1.0)
 
     def fade(self, kept: float) -> None:
         """What was learnt counts only this share from now on."""
-        self.load([[each * kept for each in told] for told in self.dump()])
+        self._exposed = [each * kept for each in self._exposed]
+        self._wrong = [each * kept for each in self._wrong]
+        self._fit()
 
     def dump(self) -> list[list[float]]:
         """Plain data for `load`."""

@@ -17,6 +17,7 @@ from policies.semantic_bounds import Noise
 from policies.semantic_curve import BELIEVED, BINS, RiskCurve, Standings, bin_of
 from policies.semantic_entries import QUARANTINED, Entries
 from policies.semantic_evidence import LEVELS, ChangeDetector, Evidence, levels_for
+from tests.bench import semantic_bound
 from tests.semantic_world import SCENARIOS, Simulation
 
 SETTINGS = SemanticSettings(delta=0.02, audit_rate=0.05)
@@ -253,6 +254,16 @@ def test_the_curve_finds_risk_that_falls_and_risk_that_rises_again() -> None:
     assert curve.risk(bin_of(0.985), 0) > 0.1
 
 
+def test_the_curve_follows_a_slow_change() -> None:
+    draw = random.Random(3).random
+    curve = RiskCurve(Standings())
+    for _ in range(30_000):
+        curve.observe(bin_of(0.9), 0, float(draw() < 0.2))
+    for _ in range(30_000):
+        curve.observe(bin_of(0.9), 0, float(draw() < 0.01))
+    assert curve.risk(bin_of(0.9), 0) < 0.07
+
+
 def test_standings_learn_what_a_comparison_is_worth() -> None:
     draw = random.Random(2).random
     standings = Standings()
@@ -432,3 +443,28 @@ def test_the_realised_error_stays_below_delta(name: str) -> None:
     by_threshold = [run.by_threshold[0.95] for run in runs]
     if name == "adversarial":
         assert all(wrong > 0.05 * served for served, wrong in by_threshold)
+
+
+def test_whoever_overstates_how_often_right_answers_are_called_wrong_breaks_the_promise() -> None:
+    """The control: the simulation does tell when a bound is too low."""
+    settings = SemanticSettings(delta=0.02)
+    honest = Simulation(SCENARIOS["clean"], settings, 0)
+    misled = Simulation(SCENARIOS["clean"], settings, 0)
+    misled.policy = SemanticPolicy(replace(settings, sources={"shadow": Noise(0.05, 0.0)}))
+    assert honest.run(6_000).error <= 0.02
+    told = misled.run(6_000)
+    assert told.served > 500
+    assert told.error > 0.02
+
+
+def test_the_benchmark_sums_up_what_its_runs_did() -> None:
+    runs = [semantic_bound.simulate("better guards", 0.05, seed, 2_500) for seed in range(2)]
+    row = semantic_bound.summary(runs)
+    assert row.seeds == 2
+    assert row.hits == sum(run.tally.served for run in runs) / 5_000 > 0.05
+    assert row.error == sum(run.tally.wrong for run in runs) / sum(run.tally.served for run in runs)
+    assert row.kept == row.kept_of_all == 1.0
+    assert row.possible > row.hits
+    assert row.fixed[0.80][0] > row.fixed[0.95][0]
+    for table in (semantic_bound.bound_table([row]), semantic_bound.fixed_table([row])):
+        assert table.row_count == 1
