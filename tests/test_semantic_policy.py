@@ -426,9 +426,9 @@ def test_categories_are_bounded() -> None:
         {"sources": {"x": Noise(float("nan"), 0.0)}},
     ],
 )
-def test_settings_that_cannot_be_meant(bad: dict[str, object]) -> None:
+def test_settings_that_cannot_be_meant(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must|source"):
-        SemanticSettings(**bad)  # type: ignore[arg-type] # the point of the test
+        SemanticSettings(**bad)
 
 
 # --- the promise, in a simulated world (more of it: tests/bench/semantic_bound.py) --------------------------------
