@@ -1,14 +1,17 @@
 """Whether an answer may be served to a request that only means the same: decided by what labels have proved.
 
-**What is promised.** Of the answers that are served, the share that is wrong is at most δ: for each category, with
-`confidence`, at all times at once, as long as labels err no more than their source is said to and the risk of a kind
-of candidate stays what it was. Where it changes, see `ChangeDetector`. Where nothing is proved nothing is served.
+**What is promised.** Of a tenant's answers that are served by meaning, the share that is wrong is at most δ: with
+`confidence`, at all times at once, as long as labels err no more than their source is said to, and the risk of what is
+served stays what it was. Where it changes, `ChangeDetector` limits the damage, and evidence starts anew. Where nothing
+is proved nothing is served. Not promised: anything of a single answer, or of the first few hundred, where one wrong
+answer is more than δ; and a category by itself is only kept from being estimated above δ.
 
 **How.** A candidate's expected risk comes from a curve over similarity that all entries of its category share, and from
-what its own entry has shown (`RiskCurve`, `Entries`). It is served if candidates of no greater expected risk have a
-bound of at most δ (`Evidence`), and if its own expected risk is at most δ as well. Labels are got by asking a worker
-after all, and comparing: of all that may not be served, for it is a miss anyway, and of a small share, drawn at random,
-of what may. An entry found wrong goes into quarantine.
+what its own entry has shown (`RiskCurve`, `Entries`). It is served if the tenant's candidates of no greater expected
+risk have a bound of at most δ (`Evidence`), those of its category among them an estimate of at most δ, and if its own
+expected risk is at most δ as well. Labels are got by asking a worker after all, and comparing: for all that may not be
+served, which is a miss anyway, and for a share, drawn at random, of what may. An entry found wrong goes into
+quarantine.
 
 The idea to learn for each entry when it may be served, by exploring at random under a bound on the error, is that of
 Schroeder et al., "vCache: Verified Semantic Prompt Caching" (ICLR 2026, arXiv 2502.03771). It bounds the share of wrong

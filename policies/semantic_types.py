@@ -25,7 +25,7 @@ class Candidate(NamedTuple):
     similarity: float
     """Cosine, 1 for the same."""
     category: str = ""
-    """Requests whose risk is alike: a route, a kind of question. Each learns from its own labels alone."""
+    """Requests whose risk is alike: a route, a kind of question. Each has a curve of its own."""
     guard: int = 1
     """0 where a guard failed or could not tell, which is a miss; above that, how much the guards found alike. Each
     number learns by itself."""
@@ -68,7 +68,7 @@ class Decision(NamedTuple):
     estimate: float
     """Expected probability that the entry's answer would be wrong; 1 where nobody looked."""
     bound: float
-    """Upper confidence bound of that, for all candidates of no greater expected risk; 1 where nothing is known."""
+    """Upper confidence bound of that, for all candidates of no greater expected risk; 1 where none of δ is proved."""
     would_serve: bool
     """Would be served if nothing but shadow mode and the audit stood against it."""
 
@@ -95,7 +95,7 @@ class SemanticSettings:
     delta: float = 0.02
     """Share of the answers served by meaning that may be wrong, above 0 and below 1."""
     confidence: float = 0.95
-    """Of the bound, per category and for each time that evidence starts anew."""
+    """Of the bound, each time that evidence starts anew."""
     floor: float = 0.8
     """Similarity below which nothing is considered."""
     learn_rate: float = 1.0
