@@ -1,4 +1,4 @@
-"""What has been proved of a category: bounds by expected risk, and whether the world has changed since.
+"""What has been proved of candidates: bounds by expected risk, and whether the world has changed since.
 
 Candidates are ordered by the risk that was expected of them *before* their label was known (`RiskCurve`), and cut at
 some levels. For all candidates up to a level, the labels bound how often they are wrong. That bound does not depend on
