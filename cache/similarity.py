@@ -297,19 +297,21 @@ class SimilarityIndex:
         self._policy.admit(entry.id, self._size(entry.meta), self._clock(), parent=None, tenant=tenant, cost=1.0)
 
     def _take_in(self, records: Iterable[tuple[int, Record]]) -> None:
-        order = []
-        twice = []
+        used: dict[bytes, int] = {}
+        old = []
         for slot, record in records:
-            known = self._entries.get(record.id)
-            if known is not None:  # a crash of the machine brought one back
-                twice.append(slot)
-                continue
-            order.append((record.used, self._insert(record, slot)))
-        self._keeper.clear(twice)
-        order.sort(key=lambda item: item[0])
-        for used, entry in order:
-            self._uses = used
-            self._admit(entry)
+            if record.id in used:  # one that was replaced is back after a crash of the machine
+                if record.used <= used[record.id]:
+                    old.append(slot)
+                    continue
+                old.append(self._entries[record.id].slot)
+                self._leave(self._entries[record.id])
+            used[record.id] = record.used
+            self._insert(record, slot)
+        self._keeper.clear(old)
+        for entry_id in sorted(used, key=used.__getitem__):
+            self._uses = used[entry_id]
+            self._admit(self._entries[entry_id])
         self._make_room(None, 0)
         for scope in [*self._scopes.values()]:
             self._make_room(scope, 0)
@@ -323,14 +325,14 @@ class SimilarityIndex:
             self._keeper.clear([entry.slot for entry in going])
         finally:
             for entry in going:
-                del self._entries[entry.id]
-                self._policy.remove(entry.id)
-                partition = entry.partition
-                partition.remove(entry)
-                partition.scope.entries -= 1
-                self._after_removal(partition)
+                self._leave(entry)
 
-    def _after_removal(self, partition: Partition) -> None:
+    def _leave(self, entry: Entry) -> None:
+        del self._entries[entry.id]
+        self._policy.remove(entry.id)
+        partition = entry.partition
+        partition.remove(entry)
+        partition.scope.entries -= 1
         if partition in self._graphs and len(partition) < self._exact_entries // 2:
             self._drop_graph(partition)
         if not partition:

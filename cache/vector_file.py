@@ -125,9 +125,13 @@ class VectorFile:
         os.fdatasync(self._fd)
 
     def destroy(self) -> None:
-        """Leave nothing of it, even on a disk that is full."""
-        os.ftruncate(self._fd, 0)
+        """Leave nothing of it, by one way or the other, even on a disk that is full."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.fsync(self._fd)
+            return
         self._directory.unlink(NAME)
+        self._directory.sync()
 
     def close(self) -> None:
         """Let others have it; without `sync`."""

@@ -96,7 +96,10 @@ class Partition:
         """One more; `row` as `to_row` makes it."""
         entry.row = len(self.entries)
         self.entries.append(entry)
-        self._data += row
+        if self._data:
+            self._data += row
+        else:
+            self._data = bytearray(row)  # without room to grow: most partitions do not
         if self.follower is not None:
             self.follower.added(entry)
 
