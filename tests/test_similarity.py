@@ -14,12 +14,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from numpy.typing import NDArray
 
 from cache import vector_slots as fmt
 from cache.similarity import ENTRY_BYTES, Limits, Match, SimilarityIndex
 from cache.store import StoreError
 from cache.vector_file import NAME
-from cache.vector_graph import NewNodes, Nodes, usearch_nodes
+from cache.vector_graph import Candidates, NewNodes, Nodes, usearch_nodes
 from cache.vector_rows import SCALE, Floats, to_row
 from tests.test_vector_file import file_size_limit
 
@@ -63,7 +64,7 @@ def test_it_finds_what_a_matrix_finds(count: int) -> None:
     for number, vector in enumerate(vectors):
         assert index.add(key("p"), key(number), vector, b"meta %d" % number) is True
     names = {key(number): number for number in range(count)}
-    kept = np.rint(vectors.astype(np.float64) * SCALE) / SCALE
+    kept = np.rint(vectors * SCALE).astype(np.float64) / SCALE
     for query in random_vectors(10, 64, seed=1):
         truth = kept @ query.astype(np.float64)
         assert np.abs(truth - vectors @ query).max() < 5e-5
@@ -142,9 +143,9 @@ def test_what_is_no_vector_is_refused() -> None:
     with pytest.raises(ValueError, match="the 0 best"):
         index.search(key("p"), good, 0)
     assert ids(index.search(key("p"), good)) == [key(1)], "what was there before is still there"
-    for wrong in ({"dim": 0}, {"dim": 8, "scope_size": 17}, {"dim": 8, "max_meta": 1 << 16}):
+    for dim, scope_size, max_meta in [(0, 16, 9), (8, 17, 9), (8, 16, 1 << 16)]:
         with pytest.raises(ValueError, match="vectors of"):
-            SimilarityIndex(limits=LARGE, **wrong)
+            SimilarityIndex(dim, LARGE, scope_size=scope_size, max_meta=max_meta)
     with pytest.raises(ValueError, match="below 1"):
         Limits(entries=0, bytes=1)
 
@@ -455,8 +456,8 @@ def clustered() -> tuple[Floats, Floats]:
     """Vectors of near duplicates, and questions near to some of them."""
     random = np.random.default_rng(3)
     middles = random_vectors(40, 64)
-    vectors = unit(middles[np.arange(2_000) % 40] + 0.05 * random.standard_normal((2_000, 64)))
-    return vectors, unit(vectors[::20] + 0.02 * random.standard_normal((100, 64)))
+    vectors = unit(middles[np.arange(2_000) % 40] + 0.05 * random.standard_normal((2_000, 64), np.float32))
+    return vectors, unit(vectors[::20] + 0.02 * random.standard_normal((100, 64), np.float32))
 
 
 def graphed(vectors: Floats, exact_entries: int = 500) -> SimilarityIndex:
@@ -556,11 +557,11 @@ class Failing:
         self._nodes = nodes
         self.works = True
 
-    def add(self, keys: object, vectors: object, *, threads: int) -> object:
-        return self._use().add(keys, vectors, threads=threads)  # type: ignore[arg-type]  # passed on as it is
+    def add(self, keys: NDArray[np.uint64], vectors: NDArray[np.int8], *, threads: int) -> object:
+        return self._use().add(keys, vectors, threads=threads)
 
-    def search(self, vectors: object, count: int, *, threads: int) -> object:
-        return self._use().search(vectors, count, threads=threads)  # type: ignore[arg-type]  # passed on as it is
+    def search(self, vectors: NDArray[np.int8], count: int, *, threads: int) -> Candidates:
+        return self._use().search(vectors, count, threads=threads)
 
     @property
     def memory_usage(self) -> int:
