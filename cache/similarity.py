@@ -33,7 +33,7 @@ __all__ = ["Limits", "Match", "SimilarityIndex", "SimilarityStats"]
 
 log = logging.getLogger(__name__)
 
-ENTRY_BYTES: Final = 1_024
+ENTRY_BYTES: Final = 1_216
 """What an entry costs besides its row and metadata: its place here and in a policy, and a partition of its own."""
 EXACT_ENTRIES: Final = 50_000
 """Entries of a partition up to which it is searched exactly: a few milliseconds."""
@@ -105,8 +105,9 @@ class SimilarityIndex:
         self._scope_size = scope_size
         self._exact_entries = exact_entries
         self._clock = clock
-        # A quota even where there is none: a policy chooses among one tenant's entries only if it has one.
-        quota = limits.bytes if limits.scope_bytes is None else limits.scope_bytes
+        quota = limits.scope_bytes
+        if quota is None and limits.scope_entries is not None:
+            quota = limits.bytes  # a policy chooses among a tenant's entries only where that has one
         self._policy: EvictionPolicy = make_eviction(policy, default_quota=quota)
         self._news = EvictionNews(evicted)
         self._entries: dict[bytes, Entry] = {}
@@ -122,7 +123,7 @@ class SimilarityIndex:
 
     def open(self, directory: Path, embedder: str) -> int:
         """Keep entries in a file there too, and take in what is in it, before anything is added; how many entries it
-        were. What another embedder has left is thrown away: `embedder` is its fingerprint. Takes about 10 µs an entry.
+        were. What another embedder has left is thrown away: `embedder` is its fingerprint. Takes about 30 µs an entry.
         Raises StoreError where the directory cannot be used, or another process uses it: all is in memory alone then.
         """
         assert not self._entries, "opened too late"
