@@ -13,7 +13,6 @@ Everything blocks, for milliseconds, and is meant for one thread beside the even
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,15 +22,14 @@ from typing import Final
 from cache import vector_slots as fmt
 from cache.eviction_news import Evicted, EvictionNews
 from cache.store import ChunkKey, StoreError
-from cache.vector_graph import Graphs, NewNodes, estimated_bytes, usearch_nodes
+from cache.vector_graph import NewNodes
 from cache.vector_keeper import VectorKeeper, slots_within
+from cache.vector_large import LargePartitions
 from cache.vector_rows import Entry, Floats, Match, Partition, Scope, to_floats, to_row
 from cache.vector_slots import ID_SIZE, MAX_PARTITION, MIN_PARTITION, Record
 from policies.eviction import EvictionPolicy, make_eviction
 
 __all__ = ["Limits", "Match", "SimilarityIndex", "SimilarityStats"]
-
-log = logging.getLogger(__name__)
 
 ENTRY_BYTES: Final = 1_216
 """What an entry costs besides its row and metadata: its place here and in a policy, and a partition of its own."""
@@ -103,7 +101,6 @@ class SimilarityIndex:
         self.limits = limits
         self.max_meta = max_meta
         self._scope_size = scope_size
-        self._exact_entries = exact_entries
         self._clock = clock
         quota = limits.scope_bytes
         if quota is None and limits.scope_entries is not None:
@@ -113,10 +110,7 @@ class SimilarityIndex:
         self._entries: dict[bytes, Entry] = {}
         self._partitions: dict[bytes, Partition] = {}
         self._scopes: dict[bytes, Scope] = {}
-        self._graphs: dict[Partition, Graphs] = {}
-        self._graph_bytes = 0
-        self._new_nodes = new_nodes
-        self._graphs_failed = False
+        self._large = LargePartitions(dim, exact_entries, self._has_room, new_nodes)
         self._keeper = VectorKeeper()
         self._uses = 0
         self._evictions = 0
@@ -169,7 +163,7 @@ class SimilarityIndex:
         record = Record(self._uses, partition, entry_id, meta, row)
         entry = self._insert(record, self._keeper.write(record))
         self._admit(entry)
-        self._consider_graph(entry.partition)
+        self._large.grown(entry.partition)
         return True
 
     def search(self, partition: bytes, vector: Floats, k: int = 1, floor: float = -1.0) -> list[Match]:
@@ -182,13 +176,8 @@ class SimilarityIndex:
         found = self._partitions.get(partition)
         if found is None:
             return []
-        graphs = self._graphs.get(found)
-        if graphs is not None and graphs.ready:
-            try:
-                return graphs.search(query, k, floor)
-            except Exception as error:  # noqa: BLE001 - whatever usearch raises: the rows know, only slower
-                self._give_up_graphs(error)
-        return found.search(query, k, floor)
+        matches = self._large.search(found, query, k, floor)
+        return found.search(query, k, floor) if matches is None else matches
 
     def touch(self, entry_id: bytes) -> None:
         """It was used: others go first."""
@@ -228,17 +217,7 @@ class SimilarityIndex:
         """A slice of what is to be done in the background: at most `limit` entries, a millisecond each, go into a
         graph. True where more is to be done. To be called again and again, and some time after entries were added.
         """
-        for partition, graphs in self._graphs.items():
-            if not graphs.pending:
-                continue
-            try:
-                graphs.work(limit)
-            except Exception as error:  # noqa: BLE001 - whatever usearch raises: the rows know, only slower
-                self._give_up_graphs(error)
-                return False
-            self._charge(partition, graphs, graphs.bytes)
-            break
-        return any(graphs.pending for graphs in self._graphs.values())
+        return self._large.work(limit)
 
     def stats(self) -> SimilarityStats:
         """As of now."""
@@ -248,8 +227,8 @@ class SimilarityIndex:
             scopes=len(self._scopes),
             bytes=self._bytes,
             file_bytes=self._keeper.bytes,
-            graphs=len(self._graphs),
-            waiting=sum(graphs.waiting for graphs in self._graphs.values()),
+            graphs=len(self._large),
+            waiting=self._large.waiting,
             evictions=self._evictions,
         )
 
@@ -266,7 +245,7 @@ class SimilarityIndex:
         }
         assert sum(scope.entries for scope in self._scopes.values()) == len(self._entries) == len(self._policy)
         assert self._policy.bytes == sum(self._size(entry.meta) for entry in self._entries.values())
-        assert self._graph_bytes == sum(scope.graph_bytes for scope in self._scopes.values())
+        assert self._large.bytes == sum(scope.graph_bytes for scope in self._scopes.values())
 
     # --- in and out ----------------------------------------------------------------------------------------
 
@@ -317,7 +296,7 @@ class SimilarityIndex:
         for scope in [*self._scopes.values()]:
             self._make_room(scope, 0)
         for partition in self._partitions.values():
-            self._consider_graph(partition)
+            self._large.grown(partition)
 
     def _drop(self, entries: Iterable[Entry]) -> None:
         """The file first: what memory has forgotten nobody would remove from it any more."""
@@ -334,21 +313,31 @@ class SimilarityIndex:
         partition = entry.partition
         partition.remove(entry)
         partition.scope.entries -= 1
-        if partition in self._graphs and len(partition) < self._exact_entries // 2:
-            self._drop_graph(partition)
+        self._large.shrunk(partition)
         if not partition:
-            del self._partitions[partition.key]
-            if not partition.scope.entries:
-                del self._scopes[partition.key[: self._scope_size]]
+            self._leave_empty(partition)
+
+    def _leave_empty(self, partition: Partition) -> None:
+        del self._partitions[partition.key]
+        if not partition.scope.entries:
+            del self._scopes[partition.key[: self._scope_size]]
 
     def _beginning(self, prefix: bytes) -> list[Partition]:
         return [one for one in self._partitions.values() if one.key.startswith(prefix)]
 
     def _forget(self, partitions: list[Partition]) -> int:
         entries = [entry for one in partitions for entry in one.entries]
-        for partition in partitions:  # a graph need not be told of each
-            self._drop_graph(partition)
-        self._drop(entries)
+        try:
+            self._keeper.clear([entry.slot for entry in entries])
+        finally:
+            for entry in entries:
+                del self._entries[entry.id]
+                self._policy.remove(entry.id)
+            for partition in partitions:
+                self._large.drop(partition)
+                partition.scope.entries -= len(partition)
+                partition.clear()
+                self._leave_empty(partition)
         self._keeper.sync()
         return len(entries)
 
@@ -356,7 +345,7 @@ class SimilarityIndex:
 
     @property
     def _bytes(self) -> int:
-        return self._policy.bytes + self._graph_bytes
+        return self._policy.bytes + self._large.bytes
 
     def _size(self, meta: bytes) -> int:
         return ENTRY_BYTES + 2 * self.dim + len(meta)
@@ -376,6 +365,9 @@ class SimilarityIndex:
             n_entries, most = scope.entries, self.limits.scope_entries or self.limits.entries
         return max(self._bytes_above(scope, size), 1 if n_entries + (size > 0) > most else 0)
 
+    def _has_room(self, scope: Scope, size: int) -> bool:
+        return self._bytes_above(scope, size) <= 0 and self._bytes_above(None, size) <= 0
+
     def _make_room_for(self, partition: bytes, size: int) -> bool:
         if size > min(self.limits.bytes, self.limits.scope_bytes or self.limits.bytes):
             return False
@@ -391,45 +383,3 @@ class SimilarityIndex:
             self._evictions += len(names)
             self._news.tell(map(ChunkKey, names))
         return True
-
-    # --- graphs --------------------------------------------------------------------------------------------
-
-    def _consider_graph(self, partition: Partition) -> None:
-        if len(partition) <= self._exact_entries or partition.follower is not None or self._graphs_failed:
-            return
-        expected = estimated_bytes(self.dim, len(partition))
-        if self._bytes_above(None, expected) > 0 or self._bytes_above(partition.scope, expected) > 0:
-            return  # it would cost entries
-        try:
-            if self._new_nodes is None:
-                self._new_nodes = usearch_nodes()
-            graphs = Graphs(partition, self.dim, self._new_nodes)
-        except Exception as error:  # noqa: BLE001 - not installed, or whatever it raises
-            self._give_up_graphs(error)
-            return
-        partition.follower = self._graphs[partition] = graphs
-        self._charge(partition, graphs, graphs.bytes)
-
-    def _charge(self, partition: Partition, graphs: Graphs, n_bytes: int) -> None:
-        more = n_bytes - graphs.charged
-        graphs.charged += more
-        partition.scope.graph_bytes += more
-        self._graph_bytes += more
-
-    def _drop_graph(self, partition: Partition) -> None:
-        graphs = self._graphs.pop(partition, None)
-        if graphs is not None:
-            partition.follower = None
-            self._charge(partition, graphs, 0)
-
-    def _give_up_graphs(self, error: Exception) -> None:
-        """Once and for all: where it fails in one place it will in others."""
-        self._graphs_failed = True
-        for partition in [*self._graphs]:
-            self._drop_graph(partition)
-        log.warning(
-            "partitions above %d entries are searched exactly, which is slower: %s: %s",
-            self._exact_entries,
-            type(error).__name__,
-            error,
-        )

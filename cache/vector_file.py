@@ -110,11 +110,12 @@ class VectorFile:
 
     def clear(self, slots: Sequence[int]) -> None:
         """Overwrite them; nothing of what they held is left."""
-        zeros = bytes(self._layout.slot_size)
-        for slot in sorted(slots):
-            write_all(self._fd, [zeros], fmt.slot_at(self._layout, slot))
-            self._live[slot] = 0
-            heapq.heappush(self._free, slot)
+        size = self._layout.slot_size
+        for first, n_slots in _runs(sorted(slots), max(_PIECE_BYTES // size, 1)):
+            write_all(self._fd, [bytes(n_slots * size)], fmt.slot_at(self._layout, first))
+            for slot in range(first, first + n_slots):
+                self._live[slot] = 0
+                heapq.heappush(self._free, slot)
         n_slots = self._live.rfind(1) + 1
         if n_slots < len(self._live):
             del self._live[n_slots:]
@@ -180,3 +181,12 @@ def _difference(found: Layout | None, wanted: Layout) -> str:
     return (
         "it is of another embedder" if found.embedder != wanted.embedder else "its vectors or metadata differ in size"
     )
+
+
+def _runs(slots: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """First and length of runs in `slots`, which ascend, none longer than `most`."""
+    begin = 0
+    for at in range(1, len(slots) + 1):
+        if at == len(slots) or slots[at] != slots[at - 1] + 1 or at - begin == most:
+            yield slots[begin], at - begin
+            begin = at

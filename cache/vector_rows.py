@@ -118,6 +118,14 @@ class Partition:
         if self.follower is not None:
             self.follower.removed(entry)
 
+    def clear(self) -> None:
+        """All of them are gone; for one without a follower."""
+        for entry in self.entries:
+            entry.row = GONE
+        self.entries = []
+        self._data[:] = bytes(len(self._data))
+        self._data = bytearray()
+
     def rows(self) -> Rows:
         """All of them, entries × dim: a view, to be let go before the next change."""
         return np.frombuffer(self._data, _ROW).reshape(len(self.entries), -1)
