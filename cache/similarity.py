@@ -150,7 +150,8 @@ class SimilarityIndex:
 
     def add(self, partition: bytes, entry_id: bytes, vector: Floats, meta: bytes = b"") -> bool:
         """Keep it, in the place of another one of that id. False where it is larger than a limit. Raises ValueError
-        for a vector not of length 1, a key or id of another size, and more metadata than there may be.
+        for a vector not of length 1, a key or id of another size, and more metadata than there may be; StoreError as
+        `remove` does.
         """
         self._check(partition, entry_id, meta)
         row = to_row(to_floats(vector, self.dim))
@@ -189,8 +190,8 @@ class SimilarityIndex:
         self._keeper.used(entry.slot, self._uses)
 
     def remove(self, entry_id: bytes) -> bool:
-        """It is gone, from the file too; False where it was not here. Raises StoreError where the file can be neither
-        written to nor deleted.
+        """It is gone, from the file too; False where it was not here. Until `flush` a crash of the machine, not of the
+        process, may bring it back. Raises StoreError where the file can be neither written to nor deleted.
         """
         entry = self._entries.get(entry_id)
         if entry is not None:

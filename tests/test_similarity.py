@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from shutil import rmtree
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from cache.store import StoreError
 from cache.vector_file import NAME
 from cache.vector_graph import Candidates, NewNodes, Nodes, usearch_nodes
 from cache.vector_rows import SCALE, Floats, to_row
+from tests.bench.similarity import searches
 from tests.test_vector_file import file_size_limit
 
 LARGE = Limits(entries=1_000_000, bytes=1 << 40)
@@ -201,6 +203,52 @@ def test_a_scope_at_its_bound_costs_nobody_else(bound: str) -> None:
     assert index.count(mine) == 4
     assert index.count(theirs) == 3
     index.check()
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3_fifo", "sieve", "gdsf"])
+@given(
+    history=st.lists(
+        st.tuples(
+            st.sampled_from(["add", "add", "add", "touch", "remove", "forget"]), st.integers(0, 40), st.integers(0, 3)
+        ),
+        max_size=60,
+    )
+)
+@settings(max_examples=25, deadline=None, database=None)
+def test_no_history_goes_over_a_bound(policy: str, history: list[tuple[str, int, int]]) -> None:
+    told: list[bytes] = []
+    size = ENTRY_BYTES + 2 * DIM + 30
+    limits = Limits(entries=9, bytes=8 * size, scope_entries=4, scope_bytes=3 * size)
+    index = SimilarityIndex(DIM, limits, policy=policy, evicted=told.append, clock=Clock())
+    here: set[bytes] = set()
+    for name, number, scope in history:
+        partition = bytes([scope]) * 16 + bytes([number % 2]) * 16
+        if name == "add":
+            assert index.add(partition, key(number), np.eye(DIM, dtype=np.float32)[0], bytes(number)) is True
+            here.add(key(number))
+        elif name == "touch":
+            index.touch(key(number))
+        elif name == "remove":
+            assert index.remove(key(number)) is (key(number) in here)
+            here.discard(key(number))
+        else:
+            before = {
+                match.id for rest in range(2) for match in everything(index, bytes([scope]) * 16 + bytes([rest]) * 16)
+            }
+            assert index.forget(bytes([scope])) == len(before)
+            here -= before
+        here -= {*told}
+        told.clear()
+        assert {one for one in map(key, range(41)) if one in index} == here
+        assert len(index) <= 9
+        assert index.stats().bytes <= limits.bytes
+        for one in range(4):
+            assert index.count(bytes([one]) * 16) <= 4
+        index.check()
+
+
+def everything(index: SimilarityIndex, partition: bytes) -> list[Match]:
+    return index.search(partition, np.eye(DIM, dtype=np.float32)[0], 100)
 
 
 def test_a_full_file_keeps_the_rest_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -516,6 +564,7 @@ def test_a_graph_finds_the_same_in_slices_while_entries_come_and_go(clustered: t
         assert not {key(number) for number in gone} & set(ids(index.search(key("p"), query, 50)))
     work_off(index)
     assert recall(index, vectors, queries, gone) > 0.97
+    assert len(index.search(key("p"), queries[0], 1_400)) == 1_333, "more than the graph is asked for"
     index.check()
     index.forget(b"")
     stats = index.stats()
@@ -548,6 +597,29 @@ def test_a_graph_that_would_cost_entries_is_not_begun(clustered: tuple[Floats, F
         stats = index.stats()
         assert (stats.graphs, stats.evictions) == (0, 0)
         index.check()
+
+
+def test_neighbours_that_are_all_gone_do_not_hide_the_others(clustered: tuple[Floats, Floats]) -> None:
+    pytest.importorskip("usearch")
+    vectors, _ = clustered
+    index = graphed(vectors)
+    work_off(index)
+    # All that a graph names for this question is of one cluster; it is far from worn when that is gone.
+    cluster = range(0, 2_000, 40)
+    query = unit(vectors[0::40].mean(axis=0))
+    near = [int(number) for number in np.argsort(-(vectors @ query))[:300]]
+    for number in near:
+        index.remove(key(number))
+    assert set(cluster) <= set(near)
+    found = index.search(key("p"), query, 1)
+    assert len(found) == 1
+    assert found[0].id not in {key(number) for number in near}
+
+
+def test_the_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("usearch")
+    searches(argparse.Namespace(exact=[50], graph=[60], queries=20))
+    assert "clustered" in capsys.readouterr().out
 
 
 class Failing:
