@@ -221,7 +221,7 @@ class SimilarityIndex:
         return self._large.work(limit)
 
     def stats(self) -> SimilarityStats:
-        """As of now."""
+        """As of now; from any thread."""
         return SimilarityStats(
             entries=len(self._entries),
             partitions=len(self._partitions),

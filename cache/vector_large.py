@@ -36,7 +36,7 @@ class LargePartitions:
     @property
     def waiting(self) -> int:
         """Entries that `work` has still to take in."""
-        return sum(graphs.waiting for graphs in self._graphs.values())
+        return sum(graphs.waiting for graphs in [*self._graphs.values()])
 
     def grown(self, partition: Partition) -> None:
         """It has an entry more."""
