@@ -215,7 +215,8 @@ def plan_html(found: Findings) -> str:
         f"<p>{escape(_load(found))}; {escape(_promise(found))}; admission: {escape(found.admission)}</p></header>",
         f'<ul class="warnings">{"".join(f"<li>{escape(n)}</li>" for n in found.notes)}</ul>' if found.notes else "",
         f'<section class="tiles">{"".join(_tiles(found, verdict))}</section>',
-        f'<section class="columns">{"".join([*map(figure, _plots(found)), *_tables(found)])}</section>',
+        f'<section class="columns">{"".join(map(figure, _plots(found)))}</section>',
+        f'<section class="rows">{"".join(_tables(found))}</section>',
     ]
     return document(f"Plan for {found.trace}", "".join(parts))
 
