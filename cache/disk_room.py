@@ -50,10 +50,6 @@ class Room:
             return False
         return self._pins.allows(key, extent, info.parent)
 
-    def over(self, key: ChunkKey, wall: float) -> bool:
-        """Is its time over, so that it is not to be found any more?"""
-        return self._expiry.over(key, wall)
-
     def end(self, key: ChunkKey) -> float | None:
         """When it ends, see `FrameInfo.expires`."""
         return self._expiry.end(key)

@@ -277,7 +277,10 @@ class DiskStore:
     # --- one record ----------------------------------------------------------------------------------------
 
     def _is_here(self, key: ChunkKey) -> bool:
-        return key in self._log.index and not self._room.over(key, self._wall())
+        if key not in self._log.index:
+            return False
+        end = self._room.end(key)
+        return end is None or end > self._wall()
 
     def _to_read(self, key: ChunkKey, length: int, expires: float | None) -> Record | None:
         with self._lock:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -74,10 +75,18 @@ class TestDiskStoreOfOneMachine(LocalStoreContract):
     def new_local(self, tmp_path: Path, request: pytest.FixtureRequest) -> NewLocal:
         numbers = itertools.count()
 
-        def new(capacity: int, *, tenant_bytes: int | None = None, evicted: Evicted | None = None) -> DiskStore:
+        def new(
+            capacity: int,
+            *,
+            tenant_bytes: int | None = None,
+            evicted: Evicted | None = None,
+            wall: Callable[[], float] = time.time,
+        ) -> DiskStore:
             policy = make_eviction(request.param, default_quota=tenant_bytes)
             path = tmp_path / str(next(numbers))
-            return DiskStore(path, capacity=capacity, policy=policy, tenant_bytes=tenant_bytes, evicted=evicted)
+            return DiskStore(
+                path, capacity=capacity, policy=policy, tenant_bytes=tenant_bytes, evicted=evicted, wall=wall
+            )
 
         return new
 

@@ -192,9 +192,9 @@ class Wrapped:
     def contains(self, keys: Sequence[ChunkKey]) -> int:
         return self._inner.contains(keys)
 
-    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview], *, expires: float | None = None) -> bool:
         self._reads += 1
-        return self._inner.read_into(key, pieces) and self._spoil(self._reads, pieces)
+        return self._inner.read_into(key, pieces, expires=expires) and self._spoil(self._reads, pieces)
 
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
         return self._inner.write(key, pieces, info)

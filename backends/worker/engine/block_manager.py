@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from itertools import chain
+from math import inf
 
 from backends.worker.engine.prefix_cache import PrefixCache
 from backends.worker.engine.sequence import Sequence
@@ -100,7 +101,7 @@ class BlockManager:
         n_blocks = (sequence.n_tokens - 1) // self.block_size
         self._hash_up_to(sequence, n_blocks)
         ids = sequence.token_bytes(0, n_blocks * self.block_size)
-        return self._cache.match(sequence.hashes[:n_blocks], ids, sequence.request.salt)
+        return self._cache.match(sequence.hashes[:n_blocks], ids, sequence.request.salt, sequence.came)
 
     def allocate(self, sequence: Sequence, n_tokens: int, matched: Items[int] = ()) -> bool:
         """Hold blocks for the sequence's leading `n_tokens` tokens: those it has, `matched` (only for one that has
@@ -117,6 +118,8 @@ class BlockManager:
             self._take(matched)
             table.extend(matched)
             sequence.n_offered = len(matched)
+            if sequence.expires != inf:
+                self._cache.renew(matched, sequence.expires)
         for _ in range(n_new):
             table.append(self._take_free())
         return True
@@ -135,6 +138,8 @@ class BlockManager:
             after = table[at - 1] if at else None
             if not self._cache.enter(table[at], sequence.hashes[at], ids, salt, after=after):
                 break  # nor will what follows it
+        if sequence.expires != inf:
+            self._cache.renew(table[sequence.n_offered : n_full], sequence.expires)
         sequence.n_offered = n_full
 
     def free(self, sequence: Sequence) -> None:
@@ -182,6 +187,8 @@ class BlockManager:
                 break
             after = block
             entered += 1
+        if sequence.expires != inf:
+            self._cache.renew(blocks[:entered], sequence.expires)
         self._cache.commit()
         return entered
 

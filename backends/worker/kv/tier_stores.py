@@ -144,7 +144,7 @@ def _open_stores(options: EngineOptions, losses: _Losses) -> list[BlockStore]:
             )
     if options.kv_redis:
         with _of_option("kv_redis"):
-            stores.append(RedisStore(_redis(options)))
+            stores.append(RedisStore(_redis(options), evicted=losses.of(Tier.REDIS)))
     return stores
 
 
