@@ -279,7 +279,6 @@ class LocalStoreContract:
 
         holds()
 
-
     # --- what a tenant's policy says ----------------------------------------------------------------------------
 
     def test_a_tenant_has_no_more_than_its_own_policy_says(self, make: NewLocal) -> None:

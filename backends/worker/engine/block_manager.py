@@ -132,14 +132,12 @@ class BlockManager:
         if n_full <= sequence.n_offered:
             return
         self._hash_up_to(sequence, n_full)
-        table, size, salt = sequence.block_table, self.block_size, sequence.request.salt
+        table, size, salt, end = sequence.block_table, self.block_size, sequence.request.salt, sequence.expires
         for at in range(sequence.n_offered, n_full):
             ids = sequence.token_bytes(at * size, (at + 1) * size)
             after = table[at - 1] if at else None
-            if not self._cache.enter(table[at], sequence.hashes[at], ids, salt, after=after):
+            if not self._cache.enter(table[at], sequence.hashes[at], ids, salt, after=after, expires=end):
                 break  # nor will what follows it
-        if sequence.expires != inf:
-            self._cache.renew(table[sequence.n_offered : n_full], sequence.expires)
         sequence.n_offered = n_full
 
     def free(self, sequence: Sequence) -> None:
@@ -183,12 +181,10 @@ class BlockManager:
         entered = 0
         for at, block in enumerate(blocks, first):
             ids = sequence.token_bytes(at * size, (at + 1) * size)
-            if not self._cache.enter(block, sequence.hashes[at], ids, salt, after=after):
+            if not self._cache.enter(block, sequence.hashes[at], ids, salt, after=after, expires=sequence.expires):
                 break
             after = block
             entered += 1
-        if sequence.expires != inf:
-            self._cache.renew(blocks[:entered], sequence.expires)
         self._cache.commit()
         return entered
 

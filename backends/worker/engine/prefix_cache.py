@@ -98,16 +98,25 @@ class PrefixCache:
         return found
 
     def renew(self, blocks: Items[int], expires: float) -> None:
-        """What these blocks hold was used, or made: it is found until then."""
+        """What these blocks hold was used: it is found until then."""
         for block in blocks:
             node = self._of_block.get(block)
             if node is not None:
                 node.expires = expires
 
-    def enter(self, block: int, block_hash: BlockHash, token_ids: TokenIds, salt: str, *, after: int | None) -> bool:
+    def enter(
+        self,
+        block: int,
+        block_hash: BlockHash,
+        token_ids: TokenIds,
+        salt: str,
+        *,
+        after: int | None,
+        expires: float = inf,
+    ) -> bool:
         """The step under way fills `block` with the KV of these tokens, which follow what block `after` holds (None:
-        they begin the sequence). False, and nothing changed, when they cannot be found: what they follow cannot, or
-        another prefix has their hash.
+        they begin the sequence), and may be found until `expires`. False, and nothing changed, when they cannot be
+        found: what they follow cannot, or another prefix has their hash.
         """
         parent = None if after is None else self._of_block.get(after)
         if parent is None and after is not None:
@@ -119,6 +128,7 @@ class PrefixCache:
             self._log.append(node)
         elif not node.ends_with(parent, token_ids, salt):
             return False
+        node.expires = expires
         node.blocks.append(block)
         self._of_block[block] = node
         self._fresh.append(block)
