@@ -115,7 +115,8 @@ class MemoryStore:
     def contains(self, keys: Sequence[ChunkKey]) -> int:
         """See `BlockStore`."""
         with self._telling():
-            return next((at for at, key in enumerate(keys) if self._found(key) is None), len(keys))
+            find = self._found if self._expiry else self._whole
+            return next((at for at, key in enumerate(keys) if find(key) is None), len(keys))
 
     def read_into(self, key: ChunkKey, pieces: Sequence[memoryview], *, expires: float | None = None) -> bool:
         """See `BlockStore`."""

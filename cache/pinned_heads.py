@@ -1,7 +1,8 @@
 """The beginnings of prompts that a store keeps because their tenant wants it to: those used last, bounded in bytes.
 
-What is pinned begins a chain or follows what is pinned. One chain gets a quarter of the bound at most, so that a long
-document does not drive out the others' beginnings. Where the bound is reached, the ends of those used longest ago go.
+What is pinned begins a chain or follows what is pinned. One chain gets a quarter of the bound at most, or one frame,
+so that a long document does not drive out the others' beginnings. Where the bound is reached, the ends of those used
+longest ago go.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class PinnedHeads:
         before = 0 if info.parent is None else self._reach.get(info.parent)
         quota = info.policy.quota(self._tier)
         most = self._most if quota is None else min(self._most, quota)
-        if before is None or before + n_bytes > most // _CHAIN:
+        if before is None or before + n_bytes > (most // _CHAIN if before else most):
             return
         self._reach[key] = before + n_bytes
         self._books.admit(key, n_bytes, now, parent=info.parent, tenant=info.tenant, cost=0.0)

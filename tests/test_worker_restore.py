@@ -130,7 +130,7 @@ async def test_what_a_gateway_says_of_its_tenants_holds(model: Path) -> None:
                 async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
                     answer = await response.json()
                     assert response.status == 200, answer
-                    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
             assert await cached("acme") == 0
             assert await cached("acme") > 200, "its time in the pool is nobody's but the pool's"
