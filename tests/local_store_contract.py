@@ -420,7 +420,7 @@ class LocalStoreContract:
         store = make(self.small)
         chain = write_chain(store, 6, pinning())
         unpinned = write_chain(store, 6, FrameInfo(tenant="u", n_tokens=16), "unpinned")
-        churn(store, 150)
+        churn(store, 80)
         assert store.contains(chain) == 3, "of one chain a quarter of a quarter"
         assert store.contains(unpinned) == 0
         for key in chain[:3]:
@@ -433,7 +433,7 @@ class LocalStoreContract:
         for number in (1, 3):  # which would be among the first to go
             for key in chains[number]:
                 store.renew(key, pinning())
-        churn(store, 150)
+        churn(store, 80)
         kept = [number for number, chain in enumerate(chains) if store.contains(chain[:1])]
         assert 100_000 < 20_000 * sum(store.contains(chain) for chain in chains) <= self.small / 4
         assert {1, 3} <= {*kept}
@@ -441,7 +441,7 @@ class LocalStoreContract:
         small = make(self.small)
         for number in range(12):
             put(small, number, pinning(quota=90_000))
-        churn(small, 150)
+        churn(small, 80)
         kept = [number for number in range(12) if small.contains([chunk_key(number)])]
         assert kept == [*range(12 - len(kept), 12)]
         assert 1 <= len(kept) <= 4, "no more than its quota"

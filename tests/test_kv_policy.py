@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from backends.http1 import parse_request_head
 from backends.upstream_request import render_request
+from backends.worker.server.told_policy import ToldPolicy
 from cache.redis_quotas import FRAME_OVERHEAD, RedisQuotas
 from cache.store import FrameInfo
 from cache.tenant_salt import group_salt, tenant_account, tenant_salt
@@ -89,6 +90,18 @@ def test_what_a_policy_says() -> None:
 def test_an_account_is_no_salt() -> None:
     key = b"k" * 32
     assert len({tenant_account(key, "a"), tenant_salt(key, "a"), group_salt(key, "a"), tenant_account(key, "b")}) == 4
+
+
+def test_a_worker_believes_what_it_can_read_if_it_is_to(caplog: pytest.LogCaptureFixture) -> None:
+    believing, doubting = ToldPolicy(believed=True), ToldPolicy(believed=False)
+    assert believing.read([]) is doubting.read([]) is doubting.read(["ttl=5"]) is NO_KV_POLICY
+    assert doubting.read(["nonsense"]) is NO_KV_POLICY
+    assert believing.read(["ttl=5"]) == KvPolicy(ttl=5.0)
+    assert not caplog.records
+    assert believing.read(["nonsense"]) is believing.read(["ttl=5", "ttl=5"]) is KEEP_NOTHING
+    assert [record.getMessage() for record in caplog.records] == [
+        "requests come with a header x-prefixgate-kv that cannot be read: their KV is not kept"
+    ]
 
 
 @pytest.mark.parametrize("name", [b"x-prefixgate-kv", b"X-Prefixgate-KV", b"X-PREFIXGATE-KV"])

@@ -399,7 +399,7 @@ def test_a_tenants_policy_reaches_the_stores(directory: Path) -> None:
 
     policy, prompt = KvPolicy(owner="ab", ttl=60.0, pin=True), range(3, 60)
     assert life(policy, prompt) == 0
-    assert {info.tenant for info in frames} == {"ab"}
+    assert {info.tenant for info in frames} == {"owner ab"}
     assert {info.expires for info in frames} == {wall() + 60}
     assert {info.policy for info in frames} == {policy}
     wall.now += 59

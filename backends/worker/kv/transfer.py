@@ -168,7 +168,7 @@ def _told(spec: FrameSpec, sequence: Sequence, expires: float | None) -> FrameIn
     policy = sequence.request.kv
     return FrameInfo(
         parent=spec.parent,
-        tenant=policy.owner or spec.salt.hex(),
+        tenant=f"owner {policy.owner}" if policy.owner else spec.salt.hex(),  # no salt looks like an owner
         n_tokens=spec.n_tokens,
         wanted=sequence.request.wanted,
         expires=expires,
