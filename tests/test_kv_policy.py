@@ -95,10 +95,10 @@ def test_an_account_is_no_salt() -> None:
 def test_a_worker_believes_what_it_can_read_if_it_is_to(caplog: pytest.LogCaptureFixture) -> None:
     believing, doubting = ToldPolicy(believed=True), ToldPolicy(believed=False)
     assert believing.read([]) is doubting.read([]) is doubting.read(["ttl=5"]) is NO_KV_POLICY
-    assert doubting.read(["nonsense"]) is NO_KV_POLICY
+    assert doubting.read(["ttl=soon"]) is NO_KV_POLICY
     assert believing.read(["ttl=5"]) == KvPolicy(ttl=5.0)
     assert not caplog.records
-    assert believing.read(["nonsense"]) is believing.read(["ttl=5", "ttl=5"]) is KEEP_NOTHING
+    assert believing.read(["ttl=soon"]) is believing.read(["ttl=5", "ttl=5"]) is KEEP_NOTHING
     assert [record.getMessage() for record in caplog.records] == [
         "requests come with a header x-prefixgate-kv that cannot be read: their KV is not kept"
     ]

@@ -1,4 +1,4 @@
-"""What requests say of the KV of their tenant, and whether that is believed. Reads no clock and does no I/O but a log."""
+"""What requests say of the KV of their tenant, and whether that is believed. No I/O but a line in the log."""
 
 from __future__ import annotations
 
