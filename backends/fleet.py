@@ -58,6 +58,12 @@ class Member:
         """Does it take the salts of tenants?"""
         return self.spec.cache_salt
 
+    @property
+    def takes_kv_policy(self) -> bool:
+        """Is it told what holds for the KV of tenants?"""
+        told = self.spec.kv_policy
+        return self.worker.is_ours if told is None else told
+
 
 class Fleet:
     """All workers. Use it within one loop; `close` ends everything."""

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Final
 
 from backends.fleet_worker import Reservation, Worker
-from backends.model_names import Served, canonical_names
+from backends.model_names import OUR_NAME, Served, canonical_names
 from policies.ejection import EjectionRules, Ejections, Outcome
 from policies.latency_model import FleetLatency, WorkerLatency
 from policies.types import WorkerId
@@ -106,6 +106,7 @@ class FleetState:
         cards = tuple(card for card in cards if isinstance(card.get("id"), str))
         if cards != worker.model_cards:
             worker.model_cards = cards
+            worker.is_ours = any(card.get("owned_by") == OUR_NAME for card in cards)
             self.regroup()
 
     def learn_capacity(self, worker: Worker, kv_blocks: int) -> None:

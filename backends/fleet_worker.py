@@ -58,6 +58,8 @@ class Worker:
     prefill: PrefillQueue = field(default_factory=PrefillQueue)
     progress: ProgressWatch = field(default_factory=lambda: ProgressWatch(ProgressRules()))
     model_cards: tuple[dict[str, object], ...] = ()
+    is_ours: bool = False
+    """Does it say that it is a worker of this project?"""
     told_kv_blocks: int | None = None
     tiers: tuple[TierPrice, ...] = ()
     """What it tells of its slower tiers; `learn_tiers` changes it."""

@@ -17,11 +17,13 @@ from typing import Final, Generic, TypeVar
 
 import httptools
 
+from policies.kv_policy import KV_POLICY_FIELD
+
 CRLF2: Final = b"\r\n\r\n"
 
 _HOP_FIELDS: Final = (
     rb"con(?:nection|tent-length)|keep-alive|proxy-(?:connection|authenticate|authorization)|te|"
-    rb"tra(?:iler|nsfer-encoding)|upgrade|http2-settings|x-request-id"
+    rb"tra(?:iler|nsfer-encoding)|upgrade|http2-settings|x-request-id|" + re.escape(KV_POLICY_FIELD.encode())
 )
 _CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key", b"cookie")
 # End-to-end fields that do not simply go on: whose they are, where they came from, and what they belong to.
@@ -29,7 +31,7 @@ _APART_FIELDS: Final = rb"authorization|api-key|cookie|forwarded|traceparent|x-(
 # Splitting by a pattern with two groups yields text, name, value, text, name, value, ..., text. What names begin with
 # is looked at first: it spares most fields the alternatives.
 _REQUEST_SPLIT: Final = re.compile(
-    rb"\r\n(?=[acefhkptuvACEFHKPTUV]|[xX]-[afrAFR])(?i:(host|expect|via|"
+    rb"\r\n(?=[acefhkptuvACEFHKPTUV]|[xX]-[afprAFPR])(?i:(host|expect|via|"
     + _APART_FIELDS + rb"|" + _HOP_FIELDS + rb")):[ \t]*([^\r]*)"
 ).split  # fmt: skip
 _RESPONSE_SPLIT: Final = re.compile(rb"\r\n(?i:(" + _HOP_FIELDS + rb")):[ \t]*([^\r]*)").split

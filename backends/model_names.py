@@ -8,9 +8,12 @@ chained under one of them: a name that has a tokenizer, else the first in the al
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 Card = Mapping[str, object]
+
+OUR_NAME: Final = "prefixgate"
+"""Workers of this project say so in `owned_by` of their models."""
 
 
 class Served(NamedTuple):

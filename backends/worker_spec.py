@@ -36,6 +36,8 @@ class WorkerSpec:
     forward_client_key: bool = False
     cache_salt: bool = True
     """It takes the salts of tenants."""
+    kv_policy: bool | None = None
+    """It is told what holds for the KV of tenants; None: if it says that it is one of ours."""
     weight: float = 1.0
     block_size: int = 16
     kv_blocks: int | None = None

@@ -11,6 +11,7 @@ from cache.disk_files import ORDER, Directory, index_name
 from cache.disk_log import Garbage, Log
 from cache.disk_scan import Found, punch_gaps, scan
 from cache.disk_segment import Record
+from cache.store import ChunkKey
 
 _LARGEST_ORDER: Final = 1 << 30
 """Bytes of an order of use that are believed to be one."""
@@ -22,6 +23,8 @@ class Loaded:
 
     records: list[Record] = field(default_factory=list)
     """All that live, the one longest unused first, as far as that is known."""
+    ends: dict[ChunkKey, float | None] = field(default_factory=dict)
+    """When each ends, where its last use has moved that."""
     garbage: list[Garbage] = field(default_factory=list)
     n_unreadable: int = 0
     """Segments that could not be read; they are left alone, and charged."""
@@ -42,7 +45,7 @@ def load(directory: Directory, log: Log) -> Loaded:
         except OSError:
             loaded.n_unreadable += 1
             log.bytes += directory.size(number)
-    _in_order(directory, log)
+    _in_order(directory, log, loaded)
     loaded.records = list(log.index.values())
     return loaded
 
@@ -70,10 +73,11 @@ def _adopt(directory: Directory, log: Log, found: Found, loaded: Loaded) -> None
             loaded.garbage.append(Garbage(one, None, one.charge))
 
 
-def _in_order(directory: Directory, log: Log) -> None:
+def _in_order(directory: Directory, log: Log, loaded: Loaded) -> None:
     """As they were used; those of which that is not known come last. What is noted is out of date from now on."""
     with suppress(OSError):
-        for key in fmt.decode_order(directory.read(ORDER, limit=_LARGEST_ORDER)):
+        for key, end in fmt.decode_order(directory.read(ORDER, limit=_LARGEST_ORDER)):
             if record := log.index.get(key):
                 log.touch(record)
+                loaded.ends[key] = end
     directory.unlink(ORDER)

@@ -15,14 +15,14 @@ from enum import Enum, auto
 from itertools import pairwise
 from typing import Final
 
-from cache.disk_segment import ALIGN, HEADER_SIZE, KEY_SIZE, Record
+from cache.disk_segment import ALIGN, HEADER_SIZE, PLACE_SIZE, Record
 from cache.store import ChunkKey
 
 STORE_OVERHEAD: Final = 4 * ALIGN
 """Bytes of the directory itself, the lock, and the roundings of the order."""
 SEGMENT_OVERHEAD: Final = 2 * ALIGN + 128
 """Bytes of its map in the file system, of its index's roundings, and of two names in the directory."""
-RECORD_OVERHEAD: Final = HEADER_SIZE + KEY_SIZE
+RECORD_OVERHEAD: Final = HEADER_SIZE + PLACE_SIZE
 """Bytes in the segment's index and in the order of use."""
 
 

@@ -5,20 +5,29 @@ touched.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from cache import disk_segment as fmt
 from cache.disk_log import RECORD_OVERHEAD, SEGMENT_OVERHEAD, STORE_OVERHEAD, Garbage, Log, Next, Segment
 from cache.disk_segment import Record
+from cache.frame_expiry import FrameExpiry
 from cache.frame_pins import FramePins
-from cache.store import ChunkKey
+from cache.pinned_heads import PinnedHeads
+from cache.store import ChunkKey, FrameInfo
 from policies.eviction import EvictionPolicy
+from policies.kv_policy import KvPolicy
+from policies.types import Tier
 
 _GROW = 8
 """After the file system was full, the store grows again by this part of what it writes."""
 
 
 class Room:
-    """The log and the policy, kept in step. Not safe to call from several threads."""
+    """The log and the policy, kept in step. Not safe to call from several threads.
+
+    Tenants are known by their digests in hex, in `FrameInfo` too. `now` is the policy's clock, `wall` that of
+    `FrameInfo.expires`.
+    """
 
     def __init__(self, log: Log, policy: EvictionPolicy, *, capacity: int, tenant_bytes: int | None) -> None:
         self._log = log
@@ -27,15 +36,49 @@ class Room:
         self._tenant_bytes = tenant_bytes
         # Where whole segments go a small pin could hold a large one: there are none.
         self._pins = FramePins(capacity // 2 if log.by_record else -1, self._extent_of)
+        self._heads = PinnedHeads(Tier.DISK, capacity, self.pin, self.unpin)
+        self._expiry = FrameExpiry()
         self.evictions = 0
+        self.expirations = 0
 
-    def can_hold(self, key: ChunkKey, length: int, parent: ChunkKey | None) -> bool:
+    def can_hold(self, key: ChunkKey, length: int, info: FrameInfo) -> bool:
         """Whether a frame of that many bytes fits, whoever makes room for it."""
         extent = fmt.extent(length)
         alone = STORE_OVERHEAD + SEGMENT_OVERHEAD + RECORD_OVERHEAD + extent
-        if alone > self._capacity or (self._tenant_bytes is not None and extent > self._tenant_bytes):
+        self._policy.limit(info.tenant, info.policy.quota(Tier.DISK))
+        if alone > self._capacity or extent > self._quota(info.tenant):
             return False
-        return self._pins.allows(key, extent, parent)
+        return self._pins.allows(key, extent, info.parent)
+
+    def end(self, key: ChunkKey) -> float | None:
+        """When it ends, see `FrameInfo.expires`."""
+        return self._expiry.end(key)
+
+    def expired(self, wall: float, most: int) -> list[Garbage]:
+        """Drop those whose time is over, at most so many."""
+        due = self._expiry.due(wall, most) if self._expiry else []
+        self.expirations += len(due)
+        return [one for key in due for one in self.drop(self._log.index[key])]
+
+    def used(self, key: ChunkKey, now: float, expires: float | None) -> None:
+        """It is here, and was read."""
+        self._policy.touch(key, now)
+        self._heads.used(key, now)
+        self._expiry.set(key, expires)
+
+    def renew(self, record: Record, info: FrameInfo, now: float) -> None:
+        """See `Keeper`; it is here."""
+        self._policy.limit(info.tenant, info.policy.quota(Tier.DISK))
+        self._expiry.set(record.key, info.expires)
+        self._heads.here(record.key, record.extent, info, now)
+
+    def found(self, record: Record, end: float | None, now: float) -> None:
+        """It was here when the store was opened."""
+        self.tell(record, now)
+        self._expiry.set(record.key, end)
+        if record.head:
+            info = FrameInfo(parent=record.parent, tenant=record.tenant.hex(), policy=KvPolicy(pin=True))
+            self._heads.here(record.key, record.extent, info, now)
 
     def pin(self, key: ChunkKey) -> bool:
         """Never evict it, nor those before it; False where it is not here, or would be more than half of the room."""
@@ -72,12 +115,14 @@ class Room:
         """Whether there is room for it, once `garbage` is given back."""
         return self._over_bound(record, garbage) <= 0 and self._over_quota(record.tenant) <= 0
 
-    def wrote(self, segment: Segment, record: Record) -> None:
+    def wrote(self, segment: Segment, record: Record, info: FrameInfo, now: float) -> None:
         """It is written."""
         segment.pending -= 1
         self._log.publish(segment, record)
         self._policy.unpin(record.key)
         self._pins.came(record.key)
+        self._expiry.set(record.key, record.expires)
+        self._heads.here(record.key, record.extent, info, now)
         self._limit = min(self._capacity, self._limit + record.extent // _GROW)
 
     def refuse(self, key: ChunkKey) -> None:
@@ -111,6 +156,8 @@ class Room:
         self.evictions += evicted
         garbage = replace(self._log.drop(record), lost=None if removed else record.key)
         self._pins.went(record.key, record.extent, record.parent)
+        self._heads.gone(record.key)
+        self._expiry.drop(record.key)
         return [garbage, *self._deleted(segment)]
 
     def drop_all(self, segment: Segment, *, evicted: bool = False) -> list[Garbage]:
@@ -127,10 +174,14 @@ class Room:
         freed = sum(one.bytes for one in garbage)
         return self._log.bytes + self._log.cost(record.extent) - freed - self._limit
 
+    def _quota(self, tenant: str) -> float:
+        most = inf if self._tenant_bytes is None else self._tenant_bytes
+        return min(most, self._policy.quota_of(tenant))
+
     def _over_quota(self, tenant: bytes) -> int:
-        if self._tenant_bytes is None:
-            return 0
-        return self._policy.bytes_of(tenant.hex()) - self._tenant_bytes
+        name = tenant.hex()
+        quota = self._quota(name)
+        return 0 if quota == inf else self._policy.bytes_of(name) - int(quota)
 
     def _drop_worst(self, n_bytes: int, now: float) -> list[Garbage]:
         """Evict records of that size together, or a segment of them; nothing where nothing can go."""
@@ -150,9 +201,15 @@ class Room:
         return garbage
 
     def _drop_own(self, tenant: bytes, now: float) -> list[Garbage]:
-        """Evict of this tenant what is above its quota, and of nobody else."""
-        named = self._policy.victims(self._over_quota(tenant), now, tenant=tenant.hex())
-        return [one for key in named for one in self.drop(self._log.index[ChunkKey(key)], evicted=True)]
+        """Evict of this tenant what is above its quota, and of nobody else. Its pins are against others alone."""
+        garbage: list[Garbage] = []
+        for again in (False, True):
+            over = self._over_quota(tenant)
+            if over <= 0 or (again and not self._heads.give_way(tenant.hex(), over, now)):
+                break
+            for key in self._policy.victims(over, now, tenant=tenant.hex()):
+                garbage += self.drop(self._log.index[ChunkKey(key)], evicted=True)
+        return garbage
 
     def _evict_segment(self, segment: Segment) -> list[Garbage]:
         if segment.pending:

@@ -23,20 +23,26 @@ ALIGN: Final = 4096
 """Where records begin, in bytes: the block of file systems, so that the space of each can be given back."""
 
 HEADER_SIZE: Final = 192
-KEY_SIZE: Final = 32
 MAX_TOKENS: Final = 2**32 - 1
 
 _SUM: Final = 16
-_NO_PARENT: Final = bytes(KEY_SIZE)
-_HEADER: Final = struct.Struct("<8sQQQ32s32s16sII16s40x")
-"""Magic, segment, offset, frame length, key, parent, tenant, tokens, flags, frame checksum; the checksum of all that
-comes after it."""
-_RECORD_MAGIC: Final = b"PGKVrec1"
+_NO_PARENT: Final = bytes(32)
+_HEADER: Final = struct.Struct("<8sQQQ32s32s16sII16sd32x")
+"""Magic, segment, offset, frame length, key, parent, tenant, tokens, flags, frame checksum, end (0: none); the checksum
+of all that comes after it."""
+_RECORD_MAGIC: Final = b"PGKVrec2"
+_EARLIER_MAGIC: Final = b"PGKVrec1"
+"""Of records without an end, written by those who would not know of one."""
 _INDEX_MAGIC: Final = b"PGKVidx1"
-_ORDER_MAGIC: Final = b"PGKVord1"
+_ORDER_MAGIC: Final = b"PGKVord2"
+_PLACE: Final = struct.Struct("<32sd")
+"""Key, end (0: none)."""
+PLACE_SIZE: Final = _PLACE.size
+"""Bytes of a frame in the order of use."""
 _LIST: Final = struct.Struct("<8sQQ")
 """Magic, segment (0 for the order), count."""
 _HAS_PARENT: Final = 1
+_HEAD: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,10 @@ class Record:
     n_tokens: int
     checksum: bytes
     """Of the frame."""
+    expires: float | None = None
+    """See `FrameInfo`; as it was when the record was written."""
+    head: bool = False
+    """Its tenant wants the beginnings of its prompts kept."""
 
     @property
     def data(self) -> int:
@@ -105,8 +115,9 @@ def encode_header(record: Record) -> bytes:
         record.parent or _NO_PARENT,
         record.tenant,
         record.n_tokens,
-        _HAS_PARENT if record.parent is not None else 0,
+        (_HAS_PARENT if record.parent is not None else 0) | (_HEAD if record.head else 0),
         record.checksum,
+        record.expires or 0.0,
     )
     return body + xxhash.xxh3_128_digest(body)
 
@@ -116,13 +127,15 @@ def decode_header(header: Buffer, segment: int) -> Record | None:
     if len(header) != HEADER_SIZE:
         return None
     body = bytes(header[:-_SUM])
-    if not body.startswith(_RECORD_MAGIC) or xxhash.xxh3_128_digest(body) != header[-_SUM:]:
+    if not body.startswith((_RECORD_MAGIC, _EARLIER_MAGIC)) or xxhash.xxh3_128_digest(body) != header[-_SUM:]:
         return None
-    _, number, offset, length, key, parent, tenant, n_tokens, flags, checksum = _HEADER.unpack(body)
+    _, number, offset, length, key, parent, tenant, n_tokens, flags, checksum, end = _HEADER.unpack(body)
     if number != segment or offset % ALIGN:
         return None
     above = ChunkKey(parent) if flags & _HAS_PARENT else None
-    return Record(segment, offset, length, ChunkKey(key), above, tenant, n_tokens, checksum)
+    return Record(
+        segment, offset, length, ChunkKey(key), above, tenant, n_tokens, checksum, end or None, bool(flags & _HEAD)
+    )
 
 
 def encode_index(segment: int, records: Sequence[Record]) -> bytes:
@@ -150,14 +163,16 @@ def decode_index(data: bytes, segment: int) -> list[Record] | None:
     return records
 
 
-def encode_order(keys: Sequence[ChunkKey]) -> bytes:
-    """Keys, the one longest unused first."""
-    return _with_sum([_LIST.pack(_ORDER_MAGIC, 0, len(keys)), *keys])
+def encode_order(places: Sequence[tuple[ChunkKey, float | None]]) -> bytes:
+    """Keys, the one longest unused first, and when each ends."""
+    packed = [_PLACE.pack(key, end or 0.0) for key, end in places]
+    return _with_sum([_LIST.pack(_ORDER_MAGIC, 0, len(places)), *packed])
 
 
-def decode_order(data: bytes) -> list[ChunkKey]:
-    """The keys; none where the file is not whole."""
-    return [ChunkKey(bytes(item)) for item in _items(data, _ORDER_MAGIC, 0, KEY_SIZE) or ()]
+def decode_order(data: bytes) -> list[tuple[ChunkKey, float | None]]:
+    """The same; nothing where the file is not whole."""
+    places = map(_PLACE.unpack, _items(data, _ORDER_MAGIC, 0, PLACE_SIZE) or ())
+    return [(ChunkKey(key), end or None) for key, end in places]
 
 
 def _with_sum(parts: Sequence[bytes]) -> bytes:

@@ -48,6 +48,8 @@ from policies.eviction import EvictionPolicy, make_eviction
 from policies.types import Tier
 
 DEFAULT_SEGMENT_BYTES: Final = 128 << 20
+_EXPIRED_AT_ONCE: Final = 64
+"""Frames that a call drops because their time is over: it does not wait for all of them."""
 _PATIENCE: Final = 30.0
 """Seconds that `close` and `flush` wait for what other threads are doing."""
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -66,13 +68,15 @@ class DiskStore:
         policy: EvictionPolicy | None = None,
         evicted: Evicted | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         punch_holes: bool = True,
     ) -> None:
         """`capacity`, `segment_bytes` and `tenant_bytes` (what one tenant may have at most) in bytes. Segments of small
         stores are smaller, an eighth of the store.
 
         `policy`: LRU unless one is given, which must have been told the same quota; it knows tenants by
-        `disk_segment.tenant_digest` in hex, for their names are not written down.
+        `disk_segment.tenant_digest` in hex, for their names are not written down. `wall` is the clock of
+        `FrameInfo.expires`.
 
         `evicted` is told of frames that made room, that proved damaged, or whose file was gone; not of those that are
         not found, or do not fit, when the store is opened.
@@ -83,6 +87,7 @@ class DiskStore:
         self._policy = policy if policy is not None else make_eviction("lru", default_quota=tenant_bytes)
         self._news = EvictionNews(None)  # while it is opened
         self._clock = clock
+        self._wall = wall
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._users = 0
@@ -115,13 +120,16 @@ class DiskStore:
         """See `BlockStore`."""
         with self._lock:
             self._check_open()
-            index = self._log.index
-            return next((at for at, key in enumerate(keys) if key not in index), len(keys))
+            here = next((at for at, key in enumerate(keys) if not self._is_here(key)), len(keys))
+            met = here < len(keys) and keys[here] in self._log.index
+        if met:
+            self.expire(_EXPIRED_AT_ONCE)
+        return here
 
-    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview], *, expires: float | None = None) -> bool:
         """See `BlockStore`. A frame that is damaged or cannot be read is forgotten."""
         with self._using():
-            record = self._to_read(key, sum(map(len, pieces)))
+            record = self._to_read(key, sum(map(len, pieces)), expires)
             if record is None:
                 return False
             try:
@@ -176,18 +184,24 @@ class DiskStore:
         while.
         """
         length = sum(map(len, pieces))
+        tenant = fmt.tenant_digest(info.tenant)
+        info = replace(info, tenant=tenant.hex())
         with self._using():
+            if info.expires is not None and info.expires <= self._wall():
+                return False
+            self._drop_expired(_EXPIRED_AT_ONCE)
             with self._lock:
                 known = key in self._log.index or key in self._writing
-                if known or not self._room.can_hold(key, length, info.parent):
+                if known or not self._room.can_hold(key, length, info):
                     return False
                 self._writing.add(key)
             try:
                 # Segment and offset are told when it has its place.
                 n_tokens = min(info.n_tokens, fmt.MAX_TOKENS)
-                tenant, checksum = fmt.tenant_digest(info.tenant), fmt.frame_checksum(pieces)
-                draft = Record(0, 0, length, key, info.parent, tenant, n_tokens, checksum)
-                return self._append(draft, pieces)
+                checksum = fmt.frame_checksum(pieces)
+                head = info.policy.pin
+                draft = Record(0, 0, length, key, info.parent, tenant, n_tokens, checksum, info.expires, head)
+                return self._append(draft, pieces, info)
             except OSError as error:
                 raise self._failed("write", error) from error
             finally:
@@ -215,6 +229,20 @@ class DiskStore:
         with self._lock:
             self._check_open()
             self._room.unpin(key)
+
+    def renew(self, key: ChunkKey, info: FrameInfo) -> None:
+        """See `Keeper`. An end that was moved survives `close`; after a crash the one before counts."""
+        info = replace(info, tenant=fmt.tenant_digest(info.tenant).hex())
+        with self._lock:
+            self._check_open()
+            record = self._log.index.get(key)
+            if record is not None and self._is_here(key):
+                self._room.renew(record, info, self._clock())
+
+    def expire(self, most: int) -> int:
+        """See `Keeper`."""
+        with self._using():
+            return self._drop_expired(most)
 
     def flush(self) -> None:
         """Make what was written so far survive a crash of the machine. Raises StoreError."""
@@ -249,7 +277,7 @@ class DiskStore:
             return StoreStats(
                 entries=len(self._log.index), bytes=self._log.bytes, capacity=self._capacity,
                 hits=counts["hits"], misses=counts["misses"], writes=counts["writes"],
-                evictions=self._room.evictions, errors=counts["errors"],
+                evictions=self._room.evictions, errors=counts["errors"], expired=self._room.expirations,
             )  # fmt: skip
 
     def close(self) -> None:
@@ -267,7 +295,8 @@ class DiskStore:
         for segment in segments:
             self._settle(segment)
         try:
-            self._directory.write(ORDER, fmt.encode_order(list(self._log.index)))
+            places = [(key, self._room.end(key)) for key in self._log.index]
+            self._directory.write(ORDER, fmt.encode_order(places))
             self._directory.sync()
         except OSError:
             self._count("errors")
@@ -276,15 +305,34 @@ class DiskStore:
 
     # --- one record ----------------------------------------------------------------------------------------
 
-    def _to_read(self, key: ChunkKey, length: int) -> Record | None:
+    def _is_here(self, key: ChunkKey) -> bool:
+        if key not in self._log.index:
+            return False
+        end = self._room.end(key)
+        return end is None or end > self._wall()
+
+    def _to_read(self, key: ChunkKey, length: int, expires: float | None) -> Record | None:
         with self._lock:
             record = self._log.index.get(key)
-            if record is None or record.length != length:
+            over = record is not None and not self._is_here(key)
+            if record is None or record.length != length or over:
                 self._counts["misses"] += 1
-                return None
-            self._log.touch(record)
-            self._policy.touch(key, self._clock())
-            return record
+                record = None
+            else:
+                self._log.touch(record)
+                self._room.used(key, self._clock(), expires)
+        if over:
+            self._drop_expired(_EXPIRED_AT_ONCE)
+        return record
+
+    def _drop_expired(self, most: int) -> int:
+        with self._lock:
+            before = self._room.expirations
+            garbage = self._room.expired(self._wall(), most)
+            n_dropped = self._room.expirations - before
+        if garbage:
+            self._reclaim(garbage)
+        return n_dropped
 
     def _gone(self, record: Record) -> bool:
         """Whether it was dropped while it was read, and its file with it: a miss."""
@@ -293,7 +341,7 @@ class DiskStore:
             self._counts["misses"] += gone
             return gone
 
-    def _append(self, draft: Record, pieces: Sequence[Buffer]) -> bool:
+    def _append(self, draft: Record, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
         garbage: list[Garbage] = []
         placed = None
         try:
@@ -315,7 +363,7 @@ class DiskStore:
             self._not_written(segment, record, error)
             raise
         with self._lock:
-            self._room.wrote(segment, record)
+            self._room.wrote(segment, record, info, self._clock())
             self._counts["writes"] += 1
         self._settle(segment)
         return True
@@ -447,8 +495,8 @@ class DiskStore:
         self._counts["errors"] += found.n_unreadable
         now = self._clock()
         for record in found.records:
-            self._room.tell(record, now)
-        garbage = found.garbage
+            self._room.found(record, found.ends.get(record.key, record.expires), now)
+        garbage = found.garbage + self._room.expired(self._wall(), len(found.records))
         self._room.shrink(garbage, now)
         self._reclaim(garbage)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, TypeVar
 
-from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, Lender, StoreError, StoreStats
+from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, Keeper, Lender, StoreError, StoreStats
 from policies.tier_rest import TierRest
 
 R = TypeVar("R")
@@ -47,6 +47,7 @@ class GuardedTier:
         """`count` is told `failed: <tier>` and `rests: <tier>`."""
         self.tier: Final = store.tier
         self._store = store
+        self._keeper = store if isinstance(store, Keeper) else None
         self._clock = clock
         self._count = count
         self._lock = threading.Lock()
@@ -70,9 +71,9 @@ class GuardedTier:
         """See `BlockStore`."""
         return self.ask(lambda: self._store.contains(keys))
 
-    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool | None:
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview], *, expires: float | None = None) -> bool | None:
         """See `BlockStore`."""
-        return self.ask(lambda: self._store.read_into(key, pieces))
+        return self.ask(lambda: self._store.read_into(key, pieces, expires=expires))
 
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool | None:
         """See `BlockStore`."""
@@ -81,6 +82,17 @@ class GuardedTier:
     def remove(self, key: ChunkKey) -> bool | None:
         """See `BlockStore`."""
         return self.ask(lambda: self._store.remove(key))
+
+    def renew(self, key: ChunkKey, info: FrameInfo) -> None:
+        """See `Keeper`; other stores are not asked."""
+        keeper = self._keeper
+        if keeper is not None:
+            self.ask(lambda: keeper.renew(key, info))
+
+    def expire(self, most: int) -> int | None:
+        """See `Keeper`; other stores are not asked."""
+        keeper = self._keeper
+        return 0 if keeper is None else self.ask(lambda: keeper.expire(most))
 
     @contextmanager
     def frame(self, key: ChunkKey, length: int, scratch: Scratch) -> Iterator[Sequence[Buffer] | None]:

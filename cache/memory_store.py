@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from threading import Condition
-from time import monotonic
+from time import monotonic, time
 from typing import Final
 
 from cache.arena import Arena
 from cache.byte_pieces import copy_pieces, total_bytes
 from cache.eviction_news import Evicted, EvictionNews
 from cache.extents import Extent, Extents
+from cache.frame_expiry import FrameExpiry
 from cache.frame_pins import FramePins
+from cache.pinned_heads import PinnedHeads
 from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
 from policies.eviction import EvictionPolicy, make_eviction
 from policies.types import Tier
@@ -33,6 +36,8 @@ EXTENT_BYTES: Final = 192
 """What one run of pages costs."""
 
 _CLOSE_SECONDS: Final = 5.0
+_EXPIRED_AT_ONCE: Final = 64
+"""Frames that a write drops because their time is over: it does not wait for all of them."""
 
 
 class _Frame:
@@ -58,7 +63,8 @@ class MemoryStore:
     nothing and is refused with ValueError. `tenant_bytes` is the most that one tenant may have; a tenant at its quota
     makes room among its own frames. `policy`: LRU unless one is given, which must have been told the same quota.
     `evicted` is told of frames that made room. With `prefault` the memory is there before the first write instead of
-    at it, and `hugepages` asks for large pages. Raises StoreError where the memory cannot be had.
+    at it, and `hugepages` asks for large pages. `wall` is the clock of `FrameInfo.expires`. Raises StoreError where
+    the memory cannot be had.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class MemoryStore:
         prefault: bool = True,
         hugepages: bool = False,
         clock: Callable[[], float] = monotonic,
+        wall: Callable[[], float] = time,
     ) -> None:
         # Every page may be a frame or a run of its own: with that reserved, all pages fit into the bound at any time.
         n_pages = capacity // (page_bytes + ENTRY_BYTES + EXTENT_BYTES)
@@ -81,6 +88,7 @@ class MemoryStore:
         self._page_bytes = page_bytes
         self._tenant_bytes = tenant_bytes
         self._clock = clock
+        self._wall = wall
         self._arena = Arena(n_pages, page_bytes, prefault=prefault, hugepages=hugepages)
         self._extents = Extents(n_pages)
         self._policy = make_eviction("lru", default_quota=tenant_bytes) if policy is None else policy
@@ -89,6 +97,8 @@ class MemoryStore:
         """Evicted while the lock is held: whoever gives it up tells of them."""
         self._frames: dict[ChunkKey, _Frame] = {}
         self._pins = FramePins(capacity // 2, self._charge_of)
+        self._heads = PinnedHeads(Tier.HOST, capacity, self._hold, self._let_go)
+        self._expiry = FrameExpiry()
         self._charged = 0
         self._by_tenant: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -104,19 +114,23 @@ class MemoryStore:
 
     def contains(self, keys: Sequence[ChunkKey]) -> int:
         """See `BlockStore`."""
-        with self._open():
-            return next((at for at, key in enumerate(keys) if self._whole(key) is None), len(keys))
+        with self._telling():
+            find = self._found if self._expiry else self._whole
+            return next((at for at, key in enumerate(keys) if find(key) is None), len(keys))
 
-    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview], *, expires: float | None = None) -> bool:
         """See `BlockStore`."""
         length = total_bytes(pieces)
-        with self._open():
-            frame = self._whole(key)
+        with self._telling():
+            frame = self._found(key)
             if frame is None or frame.length != length:
                 self._counts["misses"] += 1
                 return False
             self._counts["hits"] += 1
-            self._policy.touch(key, self._clock())
+            now = self._clock()
+            self._policy.touch(key, now)
+            self._heads.used(key, now)
+            self._expiry.set(key, expires)
             self._pin(key, frame)
             self._under_way += 1
         try:
@@ -130,8 +144,8 @@ class MemoryStore:
     @contextmanager
     def lend(self, key: ChunkKey) -> Iterator[Sequence[memoryview] | None]:
         """See `Lender`. Pinned meanwhile; the views are of no use afterwards. `close` waits for it, as for a reader."""
-        with self._open():
-            frame = self._whole(key)
+        with self._telling():
+            frame = self._found(key)
             if frame is None:
                 pieces = []
             else:
@@ -156,15 +170,16 @@ class MemoryStore:
         length = total_bytes(pieces)
         if info.parent == key:
             raise ValueError("a frame does not come before itself")
-        with self._open():
-            if key in self._frames:
+        with self._telling():
+            if self._found(key) is not None or key in self._frames:
+                return False
+            if info.expires is not None and info.expires <= self._wall():
                 return False
             # The frame before it stays while it is written, or its chain would be cut off.
             parent = None if info.parent is None else self._frames.get(info.parent)
             if info.parent is not None and parent is not None:
                 self._pin(info.parent, parent)
             frame = self._reserve(key, length, info)
-            gone, self._gone = self._gone, []
             self._under_way += 1
         whole = False
         try:
@@ -178,7 +193,6 @@ class MemoryStore:
                 if info.parent is not None and parent is not None:
                     self._unpin(info.parent, parent)
                 self._finished()
-            self._news.tell(gone)
         return whole
 
     def remove(self, key: ChunkKey) -> bool:
@@ -195,16 +209,26 @@ class MemoryStore:
         here, or more than half of the capacity would be pinned. Raises StoreError.
         """
         with self._open():
-            if not self._pins.pin(key):
-                return False
-            self._policy.pin(key)
-            return True
+            return self._hold(key)
 
     def unpin(self, key: ChunkKey) -> None:
         """Take one `pin` back; nothing happens where there is none. Raises StoreError."""
         with self._open():
-            if self._pins.unpin(key):
-                self._policy.unpin(key)
+            self._let_go(key)
+
+    def renew(self, key: ChunkKey, info: FrameInfo) -> None:
+        """See `Keeper`."""
+        with self._telling():
+            self._limit(info)
+            frame = self._found(key)
+            if frame is not None:
+                self._expiry.set(key, info.expires)
+                self._heads.here(key, frame.charge, info, self._clock())
+
+    def expire(self, most: int) -> int:
+        """See `Keeper`."""
+        with self._telling():
+            return self._drop_expired(most)
 
     def stats(self) -> StoreStats:
         """See `BlockStore`."""
@@ -234,6 +258,16 @@ class MemoryStore:
                 raise StoreError("the store is closed")
             yield
 
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """The same; and once the lock is given up, whoever wants to know is told what went meanwhile."""
+        with self._lock:
+            if self._closed:
+                raise StoreError("the store is closed")
+            yield
+            gone, self._gone = self._gone, []
+        self._news.tell(gone)
+
     def _finished(self) -> None:
         self._under_way -= 1
         if self._closed and not self._under_way:
@@ -247,6 +281,41 @@ class MemoryStore:
     def _whole(self, key: ChunkKey) -> _Frame | None:
         frame = self._frames.get(key)
         return frame if frame is not None and frame.written else None
+
+    def _found(self, key: ChunkKey) -> _Frame | None:
+        """A frame that may be given out; one whose time is over goes."""
+        frame = self._whole(key)
+        if frame is not None and self._expiry and self._expiry.over(key, self._wall()):
+            self._lose(key, frame)
+            return None
+        return frame
+
+    def _drop_expired(self, most: int) -> int:
+        due = self._expiry.due(self._wall(), most) if self._expiry else []
+        for key in due:
+            self._lose(key, self._frames[key])
+        return len(due)
+
+    def _lose(self, key: ChunkKey, frame: _Frame) -> None:
+        self._drop(key, frame)
+        self._counts["expired"] += 1
+        self._gone.append(key)
+
+    def _hold(self, key: ChunkKey) -> bool:
+        if not self._pins.pin(key):
+            return False
+        self._policy.pin(key)
+        return True
+
+    def _let_go(self, key: ChunkKey) -> None:
+        if self._pins.unpin(key):
+            self._policy.unpin(key)
+
+    def _limit(self, info: FrameInfo) -> float:
+        """What its tenant may have."""
+        quota, most = info.policy.quota(Tier.HOST), inf if self._tenant_bytes is None else self._tenant_bytes
+        self._policy.limit(info.tenant, quota)
+        return most if quota is None else min(quota, most)
 
     def _pin(self, key: ChunkKey, frame: _Frame) -> None:
         frame.readers += 1
@@ -266,11 +335,13 @@ class MemoryStore:
         n_pages = max(1, -(-length // self._page_bytes))
         # At worst each page is a run of its own.
         most = n_pages * (self._page_bytes + EXTENT_BYTES) + ENTRY_BYTES
-        if n_pages > self._extents.n_pages or (self._tenant_bytes is not None and most > self._tenant_bytes):
+        quota = self._limit(info)
+        if n_pages > self._extents.n_pages or most > quota:
             return None
         if not self._pins.allows(key, most, info.parent):
             return None
-        extents = self._take(n_pages, most, info.tenant)
+        self._drop_expired(_EXPIRED_AT_ONCE)
+        extents = self._take(n_pages, most, info.tenant, quota)
         if extents is None:
             return None
         charge = n_pages * self._page_bytes + ENTRY_BYTES + EXTENT_BYTES * len(extents)
@@ -280,18 +351,22 @@ class MemoryStore:
         self._by_tenant[info.tenant] += charge
         return frame
 
-    def _take(self, n_pages: int, most: int, tenant: str) -> list[Extent] | None:
-        if self._tenant_bytes is not None:
-            over = self._by_tenant[tenant] + most - self._tenant_bytes
-            if over > 0 and not self._evict_own(over, tenant):
-                return None
+    def _take(self, n_pages: int, most: int, tenant: str, quota: float) -> list[Extent] | None:
+        over = self._by_tenant[tenant] + most - quota
+        if over > 0 and not self._evict_own(int(over), tenant):
+            return None
         missing = n_pages - self._extents.n_free
         if missing > 0 and not self._evict_any(missing):
             return None
         return self._extents.take(n_pages)
 
     def _evict_own(self, need_bytes: int, tenant: str) -> bool:
-        """Evict frames of one tenant; nothing where that does not suffice."""
+        """Evict frames of one tenant; nothing where that does not suffice. Its pins are against others alone."""
+        if self._evict_unpinned(need_bytes, tenant):
+            return True
+        return self._heads.give_way(tenant, need_bytes, self._clock()) and self._evict_unpinned(need_bytes, tenant)
+
+    def _evict_unpinned(self, need_bytes: int, tenant: str) -> bool:
         own, size = [], 0
         for key in map(ChunkKey, self._policy.victims(need_bytes, self._clock(), tenant=tenant)):
             if size >= need_bytes:  # the policy counts pages alone, and names more
@@ -341,6 +416,8 @@ class MemoryStore:
             for _ in range(frame.readers):
                 self._policy.pin(key)
             self._pins.came(key)
+            self._expiry.set(key, info.expires)
+            self._heads.here(key, frame.charge, info, self._clock())
 
     def _drop(self, key: ChunkKey, frame: _Frame) -> None:
         """Nobody finds it any more; its pages are free at once, or when those who copy it are done."""
@@ -349,6 +426,8 @@ class MemoryStore:
             self._n_entries -= 1
             self._policy.remove(key)
             self._pins.went(key, frame.charge, frame.parent)
+            self._heads.gone(key)
+            self._expiry.drop(key)
         frame.removed = True
         if not frame.readers:
             self._release(frame)

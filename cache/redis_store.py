@@ -1,8 +1,9 @@
 """KV in Redis, shared by all workers: it outlives each of them.
 
 Frames go straight between the kernel and the caller's memory (`resp_socket`). Redis bounds its own bytes and evicts by
-its own policy, since nobody else knows what all workers have written: `FrameInfo` is of no use here, and what stats()
-says of size is Redis' own count of everything in it. There are no quotas of tenants in this tier.
+its own policy, since nobody else knows what all workers have written: what stats() says of size is Redis' own count of
+everything in it. A frame's end is Redis' to keep, a tenant's quota is kept for what this store has written
+(`redis_quotas`), and nothing is pinned.
 
 Who fails rests, server by server (`redis_rest`): after a failure that is likely to repeat itself calls are refused
 without being tried, until a single one has found it well again. Whether a tier that answers, but too seldom or too
@@ -15,13 +16,15 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from cache.eviction_news import Evicted, EvictionNews
 from cache.redis_control import Usage
 from cache.redis_node import RedisNode
 from cache.redis_nodes import RedisNodes
+from cache.redis_quotas import RedisQuotas
 from cache.redis_replies import Line, Reason, Redirect, RedisStoreError, command, protocol_failure, set_around
 from cache.redis_settings import RedisSettings
 from cache.resp_socket import RespSocket
@@ -35,13 +38,24 @@ _EXISTS_AT_ONCE: Final = 128
 class RedisStore:
     """A `BlockStore`. All calls end within `settings.timeout`, whatever the server does."""
 
-    def __init__(self, settings: RedisSettings) -> None:
-        """Connects to nobody yet. Raises StoreError where the TLS files are of no use."""
+    def __init__(
+        self,
+        settings: RedisSettings,
+        *,
+        evicted: Evicted | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Connects to nobody yet. `evicted` is told of frames that a tenant's quota drove out; `wall` is the clock of
+        `FrameInfo.expires`. Raises StoreError where the TLS files are of no use.
+        """
         self._settings = settings
         self._nodes = RedisNodes(settings)
         self._prefix = settings.prefix.encode()
         self._ttl_ms = None if settings.ttl is None else round(settings.ttl * 1000)
-        self._renewed_ms = self._ttl_ms if settings.renew else None
+        self._quotas = RedisQuotas()
+        self._news = EvictionNews(evicted)
+        self._wall = wall
+        self._n_evicted = 0
         self._lock = threading.Condition()
         self._closed = False
         self._n_calls = 0
@@ -62,11 +76,12 @@ class RedisStore:
                 names = [self._name(key) for key in keys[at : at + _EXISTS_AT_ONCE]]
                 n = self._n_leading(names, deadline)
                 if n < len(names):
+                    self._missed(keys[at + n])
                     return at + n
         return len(keys)
 
-    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
-        """See `BlockStore`. Puts off when the frame expires."""
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview], *, expires: float | None = None) -> bool:
+        """See `BlockStore`. Puts off when the frame expires: without `expires` by the settings' `ttl`."""
         length = sum(map(len, pieces))
         name = self._name(key)
 
@@ -82,11 +97,16 @@ class RedisStore:
             conn.fill(pieces, deadline)
             return True
 
+        get = _get(name, self._renewed(self._left(expires)))
         with self._counted() as deadline:
-            here = length <= self._settings.max_frame_bytes and self._nodes.ask(name, [self._get(name)], read, deadline)
+            here = length <= self._settings.max_frame_bytes and self._nodes.ask(name, [get], read, deadline)
             with self._lock:
                 self._hits += here
                 self._misses += not here
+                if here:
+                    self._quotas.used(key, time.monotonic())
+                elif length <= self._settings.max_frame_bytes:
+                    self._quotas.gone(key)
             return here
 
     def read(self, key: ChunkKey, limit: int | None = None) -> bytes | None:
@@ -96,7 +116,7 @@ class RedisStore:
             # Of one that is not here Redis gives the empty beginning.
             return self.part(name, 0, max(0, limit - 1)) or None
         with self._counted() as deadline:
-            frame = self._nodes.ask(name, [self._get(name)], self._whole, deadline)
+            frame = self._nodes.ask(name, [_get(name, self._renewed(self._ttl_ms))], self._whole, deadline)
             with self._lock:
                 self._hits += frame is not None
                 self._misses += frame is None
@@ -131,11 +151,14 @@ class RedisStore:
         with self._counted() as deadline:
             return self._nodes.ask(name, [command(b"APPEND", name, value)], _number, deadline)
 
-    def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:  # noqa: ARG002 - see above
+    def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
         """See `BlockStore`. Asks first whether it is here, and if so puts off when it expires."""
         length = sum(map(len, pieces))
         name = self._name(key)
-        head, tail = set_around(name, length, self._ttl_ms)
+        ttl_ms = self._left(info.expires)
+        if info.expires is not None and info.expires <= self._wall():
+            return False
+        head, tail = set_around(name, length, ttl_ms)
 
         def stored(conn: RespSocket, deadline: float) -> bool:
             line = conn.line(deadline)
@@ -145,16 +168,21 @@ class RedisStore:
 
         with self._counted() as deadline:
             if not 0 < length <= self._settings.max_frame_bytes or self._nodes.ask(
-                name, [self._touch(name)], _yes, deadline
+                name, [_touch(name, self._renewed(ttl_ms))], _yes, deadline
             ):
+                return False
+            if not self._make_room(length, info, deadline):
                 return False
             kept = self._nodes.ask(name, [head, *pieces, tail], stored, deadline, payload=True)
             with self._lock:
                 self._writes += kept
+                if kept:
+                    self._quotas.wrote(key, length, info, time.monotonic())
             return kept
 
     def remove(self, key: ChunkKey) -> bool:
         """See `BlockStore`."""
+        self._missed(key)
         return self.drop(self._name(key))
 
     def drop(self, name: bytes) -> bool:
@@ -162,9 +190,22 @@ class RedisStore:
         with self._counted() as deadline:
             return self._nodes.ask(name, [command(b"UNLINK", name)], _yes, deadline)
 
+    def renew(self, key: ChunkKey, info: FrameInfo) -> None:
+        """See `Keeper`."""
+        ttl_ms = self._left(info.expires)
+        if ttl_ms is not None:
+            name = self._name(key)
+            with self._counted() as deadline:
+                self._nodes.ask(name, [_touch(name, self._renewed(ttl_ms))], _yes, deadline)
+
+    def expire(self, most: int) -> int:  # noqa: ARG002 - Redis does it
+        """See `Keeper`: nothing, since Redis does it by itself."""
+        return 0
+
     def stats(self) -> StoreStats:
         """Sizes are of the whole server, or of all nodes of the cluster, as it tells them now, or told them last:
-        keys in the database, memory in use, `maxmemory` (0: no bound), evictions since this store first asked.
+        keys in the database, memory in use, `maxmemory` (0: no bound), evictions since this store first asked, its own
+        for a quota's sake included. Frames that expire are not counted.
         """
         with self._lock:
             closed = self._closed
@@ -179,7 +220,8 @@ class RedisStore:
             usage = self._usage
             return StoreStats(
                 entries=usage.entries, bytes=usage.bytes, capacity=usage.capacity, hits=self._hits,
-                misses=self._misses, writes=self._writes, evictions=usage.evictions - (self._evicted_before or 0),
+                misses=self._misses, writes=self._writes,
+                evictions=usage.evictions - (self._evicted_before or 0) + self._n_evicted,
                 errors=self._failures.total(),
             )  # fmt: skip
 
@@ -198,15 +240,9 @@ class RedisStore:
     def _name(self, key: ChunkKey) -> bytes:
         return self._prefix + key.hex().encode()
 
-    def _get(self, name: bytes) -> bytes:
-        if self._renewed_ms is None:
-            return command(b"GET", name)
-        return command(b"GETEX", name, b"PX", b"%d" % self._renewed_ms)
-
-    def _touch(self, name: bytes) -> bytes:
-        if self._renewed_ms is None:
-            return command(b"EXISTS", name)
-        return command(b"PEXPIRE", name, b"%d" % self._renewed_ms)
+    def _renewed(self, ttl_ms: int | None) -> int | None:
+        """To what a use puts off the end of a frame; None: it does not."""
+        return ttl_ms if self._settings.renew else None
 
     def _whole(self, conn: RespSocket, deadline: float) -> bytes | None:
         """A reply of any length up to the bound; None: there is nothing."""
@@ -221,6 +257,32 @@ class RedisStore:
         value = bytearray(line.number)
         conn.fill([memoryview(value)], deadline)
         return bytes(value)
+
+    def _left(self, expires: float | None) -> int | None:
+        """Milliseconds until then, or the settings' where that is sooner; None: without end."""
+        if expires is None:
+            return self._ttl_ms
+        left = max(1, int((expires - self._wall()) * 1000))
+        return left if self._ttl_ms is None else min(left, self._ttl_ms)
+
+    def _missed(self, key: ChunkKey) -> None:
+        with self._lock:
+            self._quotas.gone(key)
+
+    def _make_room(self, length: int, info: FrameInfo, deadline: float) -> bool:
+        """Take out what its tenant's quota has no room for besides this frame; False where that is not to be had."""
+        with self._lock:
+            victims = self._quotas.room(length, info, time.monotonic())
+        if not victims:
+            return victims is not None
+        for key in victims:
+            name = self._name(key)
+            self._nodes.ask(name, [command(b"UNLINK", name)], _yes, deadline)
+            with self._lock:
+                self._quotas.gone(key)
+                self._n_evicted += 1
+        self._news.tell(victims)
+        return True
 
     def _n_leading(self, names: list[bytes], deadline: float) -> int:
         n = len(names)
@@ -270,6 +332,14 @@ class RedisStore:
     def _count(self, error: RedisStoreError) -> None:
         with self._lock:
             self._failures[error.reason] += 1
+
+
+def _get(name: bytes, ttl_ms: int | None) -> bytes:
+    return command(b"GET", name) if ttl_ms is None else command(b"GETEX", name, b"PX", b"%d" % ttl_ms)
+
+
+def _touch(name: bytes, ttl_ms: int | None) -> bytes:
+    return command(b"EXISTS", name) if ttl_ms is None else command(b"PEXPIRE", name, b"%d" % ttl_ms)
 
 
 def _yes(conn: RespSocket, deadline: float) -> bool:

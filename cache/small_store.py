@@ -76,8 +76,14 @@ class SmallStore:
             found = list(self._frames)
         return (key for key in found if key.startswith(prefix))
 
-    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
-        """See `BlockStore`."""
+    def read_into(
+        self,
+        key: ChunkKey,
+        pieces: Sequence[memoryview],
+        *,
+        expires: float | None = None,  # noqa: ARG002 - see below
+    ) -> bool:
+        """See `BlockStore`; but answers know by themselves how old they are, and nothing expires here."""
         with self._open():
             frame = self._frames.get(key)
             if frame is None or len(frame) != total_bytes(pieces):

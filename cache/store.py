@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NewType, Protocol, TypeAlias, runtime_checkable
 
+from policies.kv_policy import NO_KV_POLICY, KvPolicy
 from policies.types import Tier
 
 ChunkKey = NewType("ChunkKey", bytes)
@@ -41,6 +42,8 @@ class StoreStats:
     writes: int = 0
     evictions: int = 0
     errors: int = 0
+    expired: int = 0
+    """Frames that were dropped because their time was over; not among the evictions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,10 @@ class FrameInfo:
     """Tokens whose KV it holds: what it saves to compute."""
     wanted: bool = False
     """Somebody is expected to come back for it: it goes to the slow tiers too, at once."""
+    expires: float | None = None
+    """Seconds since 1970: from then on it is not here any more, unless it is used again before. None: no such time."""
+    policy: KvPolicy = NO_KV_POLICY
+    """What its tenant may have here, and whether the beginnings of its chains are pinned."""
 
 
 class BlockStore(Protocol):
@@ -69,9 +76,10 @@ class BlockStore(Protocol):
         """How many leading ones of `keys` are here now; they may be gone when they are read. Raises StoreError."""
         ...
 
-    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview], *, expires: float | None = None) -> bool:
         """Fill `pieces`, one after the other, with the frame; False where it is not here, or not exactly as long as the
-        pieces together. What they hold then, or after an error, is undefined. Counts as a use. Raises StoreError.
+        pieces together. What they hold then, or after an error, is undefined. Counts as a use: with `expires` (see
+        `FrameInfo`) it is kept until then, be that later than before or sooner. Raises StoreError.
         """
         ...
 
@@ -109,6 +117,21 @@ class EntryStore(BlockStore, Protocol):
         """Keys of all frames that are here from beginning to end of the walk, and perhaps of others, in no order; the
         same one may come twice. With a `prefix` those that begin with it. Raises StoreError, at any step.
         """
+        ...
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A store that keeps times, limits and pins of tenants by itself."""
+
+    def renew(self, key: ChunkKey, info: FrameInfo) -> None:
+        """A frame that may be here is in use elsewhere: what `info` says of its end and of its tenant holds from now
+        on. Raises StoreError.
+        """
+        ...
+
+    def expire(self, most: int) -> int:
+        """Drop those whose time is over, at most so many; how many these were. Raises StoreError."""
         ...
 
 

@@ -25,6 +25,11 @@ def group_salt(key: bytes, group: str) -> str:
     return _salt(key, b"G", group, "")
 
 
+def tenant_account(key: bytes, tenant: str) -> str:
+    """Under what workers count the tenant's KV, whatever its salts, 32 hexadecimal digits; it opens nothing."""
+    return _salt(key, b"A", tenant, "")
+
+
 def _salt(key: bytes, tag: bytes, name: str, own: str) -> str:
     """Each field is a type tag, a length (u64 little-endian) and that many bytes; the client's is left out where it
     brought none, which no value of it can look like.

@@ -23,6 +23,7 @@ from cache.guarded_tier import GuardedTier
 from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
 from cache.tier_told import Moved, Told
 from cache.tier_writer import Frame, TierWriter
+from policies.kv_policy import NO_KV_POLICY
 from policies.types import Tier
 from policies.write_behind import WriteRules
 
@@ -93,21 +94,24 @@ class TieredStore:
         """See `BlockStore`."""
         return len(self.locate(keys))
 
-    def read_from(self, tier: Tier, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
+    def read_from(
+        self, tier: Tier, key: ChunkKey, pieces: Sequence[memoryview], *, expires: float | None = None
+    ) -> bool:
         """See `BlockStore.read_into`, from that tier alone. False for a failure too, and where this store is closed."""
         with self._lock:
             if self._closed:
                 return False
-        return self._read([self._by_tier[tier]], key, pieces)
+        return self._read([self._by_tier[tier]], key, pieces, expires)
 
-    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
-        """See `BlockStore`: from the fastest tier that delivers it."""
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview], *, expires: float | None = None) -> bool:
+        """See `BlockStore`: from the fastest tier that delivers it, and only there `expires` counts."""
         self._check_open()
-        return self._read(self._tiers, key, pieces)
+        return self._read(self._tiers, key, pieces, expires)
 
     def note(self, key: ChunkKey, n_bytes: int, info: FrameInfo) -> bool:
         """Somebody has a frame of that size at hand that was computed, or read and found good. True where the fastest
-        tier has it: it counts as used once more. Otherwise it is to be written, and so comes up from a slow tier.
+        tier has it: it counts as used once more, and there `info` holds from now on (see `Keeper`). Otherwise it is to
+        be written, and so comes up from a slow tier.
         """
         with self._lock:
             if self._closed:
@@ -115,6 +119,8 @@ class TieredStore:
         fastest = self._tiers[0]
         if not fastest.contains([key]):
             return False
+        if info.policy is not NO_KV_POLICY:
+            fastest.renew(key, info)
         self._behind(key, Frame(n_bytes, info), but=fastest.tier)
         return True
 
@@ -156,6 +162,13 @@ class TieredStore:
             self._told.missing(tier.tier, key, mark)
         return was_here
 
+    def expire(self, most: int = 256) -> int:
+        """Drop frames whose time is over from tiers that keep times by themselves, at most so many from each; how many
+        these were. To be called now and then.
+        """
+        self._check_open()
+        return sum(tier.expire(most) or 0 for tier in self._tiers)
+
     def lost(self, tier: Tier, key: ChunkKey) -> None:
         """The store of that tier has evicted it. For the stores' `evicted` callbacks; from any thread."""
         self._told.lost(tier, key)
@@ -177,7 +190,7 @@ class TieredStore:
                 entries=sum(one.entries for one in each), bytes=sum(one.bytes for one in each),
                 capacity=sum(one.capacity for one in each), hits=own["hits"], misses=own["misses"],
                 writes=own["writes"], evictions=sum(one.evictions for one in each),
-                errors=sum(one.errors for one in each),
+                errors=sum(one.errors for one in each), expired=sum(one.expired for one in each),
             )  # fmt: skip
 
     def stats_of(self, tier: Tier) -> StoreStats:
@@ -196,10 +209,12 @@ class TieredStore:
 
     # --- frames ----------------------------------------------------------------------------------------------------
 
-    def _read(self, tiers: Sequence[GuardedTier], key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
+    def _read(
+        self, tiers: Sequence[GuardedTier], key: ChunkKey, pieces: Sequence[memoryview], expires: float | None
+    ) -> bool:
         for tier in tiers:
             mark = self._told.mark()
-            found = tier.read_into(key, pieces)
+            found = tier.read_into(key, pieces, expires=expires)
             if found:
                 break
             if found is False:

@@ -63,6 +63,7 @@ def spec_at(
         api_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
         forward_client_key=settings.forward_client_key,
         cache_salt=settings.cache_salt,
+        kv_policy=settings.kv_policy,
         weight=settings.weight if weight is None else weight,
         block_size=settings.block_size,
         kv_blocks=settings.kv_blocks,

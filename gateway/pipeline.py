@@ -75,6 +75,10 @@ class Target(Protocol):
     def takes_salt(self) -> bool:
         """Does it take the salts of tenants?"""
 
+    @property
+    def takes_kv_policy(self) -> bool:
+        """Is it told what holds for the KV of tenants?"""
+
 
 class RequestPipeline:
     """The life of a request. One instance serves all of them; what belongs to one request is in its exchange."""
@@ -289,7 +293,11 @@ class RequestPipeline:
         head = exchange.head
         salting = exchange.salting
         # With tenants the client's key is for this gateway alone.
-        credentials = target.access.lines(head) if exchange.tenant is None else target.access.own
+        tenant = exchange.tenant
+        credentials = target.access.lines(head) if tenant is None else target.access.own
+        forwarded = exchange.client.forwarded_fields(head)
+        if tenant is not None and exchange.call is not None and target.takes_kv_policy:
+            forwarded += tenant.kv_line(exchange.call.model)
         request = render_request(
             head,
             exchange.body if salting is None or not target.takes_salt else salting.into(exchange.body),
@@ -297,7 +305,7 @@ class RequestPipeline:
             request_id=exchange.request_id,
             via=self._via,
             credentials=credentials,
-            forwarded=exchange.client.forwarded_fields(head),
+            forwarded=forwarded,
             traceparent=None if exchange.record.trace is None else exchange.record.trace.traceparent,
         )
         # An idle connection may be closed just as it is used, and nobody can tell whether the request was taken: what

@@ -147,7 +147,7 @@ class ResponseCaching:
 
     def _rules(self, policy: TenantPolicy, kind: Kind) -> FreshnessRules | None:
         """How long an answer is fresh; None where the cache has nothing to do with such requests."""
-        settings, own = self.settings, policy.responses
+        settings, own = self.settings, policy.cache.responses
         if kind not in _KINDS or not (settings.enabled if own.enabled is None else own.enabled):
             return None
         rules = settings.by_route.get(kind, settings.rules)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from backends.http1 import RequestHead
-from cache.tenant_salt import group_salt, tenant_salt
+from cache.tenant_salt import group_salt, tenant_account, tenant_salt
 from gateway.api_error import ApiError
 from gateway.api_keys import KeyDigest, KeyRing, presented_key
 from gateway.jwt_tenants import JwtVerifier
 from gateway.rate_fields import retry_fields
+from policies.kv_policy import KV_POLICY_FIELD, NO_KV_POLICY, KvPolicy
 from policies.rate_limit import Limited, RateLimiter, Refusal
 from policies.shared_limits import Limiters, limiter_id
 from policies.tenant import NO_RATES, Rates, TenantPolicy
@@ -104,6 +105,9 @@ class Tenant:
         self._salt = tenant_salt(salt_key, self.name) if rules.group is None else group_salt(salt_key, rules.group)
         self.salt_field = b'"cache_salt":"%b",' % self._salt.encode()
         """At the beginning of a JSON object that has other fields."""
+        account = tenant_account(salt_key, self.name)
+        self._kv_line = _kv_line(rules.policy.cache.kv, account)
+        self._kv_lines = {model: _kv_line(policy.cache.kv, account) for model, policy in rules.by_model.items()}
         self.limiter: RateLimiter = _configured(None if before is None else before.limiter, rules.rates, now)
         known: Mapping[str, RateLimiter] = {} if before is None else before.by_model
         self.by_model: Mapping[str, RateLimiter] = {
@@ -130,6 +134,10 @@ class Tenant:
     def may_use(self, model: str) -> bool:
         """May it use a model of that name, be it an alias or not?"""
         return self.rules.models is None or model in self.rules.models
+
+    def kv_line(self, model: str | None) -> bytes:
+        """The header, led by CRLF, that tells a worker of our own what holds for its KV; empty where nothing does."""
+        return self._kv_lines.get(model, self._kv_line) if model is not None else self._kv_line
 
     def salt(self, own: str) -> str:
         """The salt of a request that brings one of its `own`, or none (an empty one)."""
@@ -197,6 +205,12 @@ class Tenancy:
         if self.issuer is not None and (name := self.issuer.tenant(key)) is not None and name in self.tenants:
             return self.tenants[name]
         raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", fields=_CHALLENGE)
+
+
+def _kv_line(policy: KvPolicy, account: str) -> bytes:
+    if policy == NO_KV_POLICY:
+        return b""
+    return f"\r\n{KV_POLICY_FIELD}: {replace(policy, owner=account).text()}".encode()
 
 
 def _configured(limiter: RateLimiter | None, rates: Rates, now: float) -> RateLimiter:

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from gateway.api_keys import KeyDigest, key_id, read_digest
 from gateway.config import Config, ConfigError, JwtIssuer, Problem, Tenant, TenantModel
 from gateway.config.response_cache import TenantResponses
-from gateway.config.tenants import Slo, TenantCaps, TenantRates
+from gateway.config.tenants import Slo, TenantCaps, TenantKv, TenantRates
 from gateway.jwt_tenants import JwtVerifier
 from gateway.keys_file import read_keys
 from gateway.salt_key import default_folder, kept_salt_key
 from gateway.tenancy import Tenancy, TenantRules
-from policies.tenant import Caps, Priority, Rates, ResponsePolicy, TenantPolicy
+from policies.kv_policy import NO_KV_POLICY, KvPolicy
+from policies.tenant import CachePolicy, Caps, Priority, Rates, ResponsePolicy, TenantPolicy
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,9 @@ def rules_of(tenant: Tenant) -> TenantRules:
         slo_ttft_s=tenant.slo.ttft,
         slo_tpot_s=tenant.slo.tpot,
         caps=_caps(tenant.caps, Caps()),
-        responses=_responses(tenant.cache.responses, ResponsePolicy()),
+        cache=CachePolicy(
+            kv=_kv(tenant.cache.kv, NO_KV_POLICY), responses=_responses(tenant.cache.responses, ResponsePolicy())
+        ),
     )
     return TenantRules(
         policy,
@@ -109,7 +112,10 @@ def _for_model(policy: TenantPolicy, model: TenantModel) -> TenantPolicy:
         slo_ttft_s=policy.slo_ttft_s if slo.ttft is None else slo.ttft,
         slo_tpot_s=policy.slo_tpot_s if slo.tpot is None else slo.tpot,
         caps=_caps(model.caps, policy.caps),
-        responses=_responses(model.cache.responses, policy.responses),
+        cache=CachePolicy(
+            kv=_kv(model.cache.kv, policy.cache.kv),
+            responses=_responses(model.cache.responses, policy.cache.responses),
+        ),
     )
 
 
@@ -124,6 +130,16 @@ def _caps(caps: TenantCaps, otherwise: Caps) -> Caps:
     return Caps(
         max_tokens=otherwise.max_tokens if caps.max_tokens is None else caps.max_tokens,
         n=otherwise.n if caps.n is None else caps.n,
+    )
+
+
+def _kv(kv: TenantKv, otherwise: KvPolicy) -> KvPolicy:
+    return KvPolicy(
+        ttl=otherwise.ttl if kv.ttl is None else kv.ttl,
+        host=otherwise.host if kv.host is None else kv.host,
+        disk=otherwise.disk if kv.disk is None else kv.disk,
+        redis=otherwise.redis if kv.redis is None else kv.redis,
+        pin=otherwise.pin if kv.pin is None else kv.pin,
     )
 
 

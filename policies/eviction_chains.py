@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from math import inf, isfinite
+from typing import Final
 
 from policies.eviction_line import RecencyLine
 from policies.eviction_types import Entry, Key, Order, TenantName
+
+_IDLE_LIMITS: Final = 256
+"""Limits of tenants that have nothing here, above twice as many as there are tenants, before they are forgotten."""
 
 
 class ChainedEviction:
@@ -31,7 +35,9 @@ class ChainedEviction:
         """
         if ttl is not None and not ttl > 0:
             raise ValueError(f"a time to live of {ttl!r} s keeps nothing")
-        self._quotas = dict(quotas or {})
+        self._configured: Mapping[TenantName, float] = dict(quotas or {})
+        self._quotas: dict[TenantName, float] = dict(self._configured)
+        """Those that are in force: the limits set since as well."""
         self._default_quota = inf if default_quota is None else default_quota
         if min([*self._quotas.values(), self._default_quota]) < 0:
             raise ValueError("a quota below 0 bytes")
@@ -119,6 +125,32 @@ class ChainedEviction:
             entry.pins -= 1
             if not entry.pins and not self._live.get(key):
                 self._offer(entry, due=False, since=entry.seq)
+
+    def limit(self, tenant: TenantName, n_bytes: int | None) -> None:
+        """See `EvictionPolicy.limit`."""
+        if n_bytes is not None and n_bytes < 0:
+            raise ValueError("a quota below 0 bytes")
+        own = self._configured.get(tenant, self._default_quota)
+        quota = own if n_bytes is None else min(own, n_bytes)
+        before = self._quota(tenant)
+        if quota == before:
+            return
+        self._reprieve()
+        if tenant in self._configured or quota != own:
+            self._quotas[tenant] = quota
+        else:
+            del self._quotas[tenant]
+        if before == inf:
+            self._order_of_its_own(tenant)
+        elif quota == inf:
+            self._tenant_orders.pop(tenant, None)
+        self._compare(tenant)
+        if len(self._quotas) > len(self._configured) + 2 * len(self._tenant_bytes) + _IDLE_LIMITS:
+            self._forget_limits(but=tenant)
+
+    def quota_of(self, tenant: TenantName) -> float:
+        """See `EvictionPolicy.quota_of`."""
+        return self._quota(tenant)
 
     def victims(self, need_bytes: int, now: float, *, tenant: TenantName | None = None) -> list[Key]:
         """See `EvictionPolicy.victims`."""
@@ -276,10 +308,32 @@ class ChainedEviction:
         else:
             del self._tenant_bytes[tenant]
             self._tenant_orders.pop(tenant, None)
-        if total > self._quota(tenant):
+        self._compare(tenant)
+
+    def _compare(self, tenant: TenantName) -> None:
+        if self.bytes_of(tenant) > self._quota(tenant):
             self._above_quota.setdefault(tenant)
         else:
             self._above_quota.pop(tenant, None)
+
+    def _order_of_its_own(self, tenant: TenantName) -> None:
+        """It has a quota only now: what is here of it is put in order by its last use."""
+        entries = sorted((one for one in self._entries.values() if one.tenant == tenant), key=lambda one: one.seq)
+        if not entries:
+            return
+        order = self._tenant_orders[tenant] = self._make_order()
+        for entry in entries:
+            order.add(entry)
+        for entry in entries:
+            if not entry.pins and not self._live.get(entry.key):
+                order.offer(entry, due=False, since=entry.seq)
+
+    def _forget_limits(self, *, but: TenantName) -> None:
+        self._quotas = {
+            tenant: quota
+            for tenant, quota in self._quotas.items()
+            if tenant in self._configured or tenant in self._tenant_bytes or tenant == but
+        }
 
     def _orders(self, entry: Entry) -> tuple[Order, ...]:
         if self._quota(entry.tenant) == inf:

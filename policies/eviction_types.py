@@ -49,6 +49,16 @@ class EvictionPolicy(Protocol):
         """Takes one `pin` back. Nothing happens where there is none."""
         ...
 
+    def limit(self, tenant: TenantName, n_bytes: int | None) -> None:
+        """From now on the quota of this tenant is `n_bytes`, or what it was made with where that is less; None: that
+        alone. Forgotten, sooner or later, once nothing of the tenant's is here. Raises ValueError for less than 0.
+        """
+        ...
+
+    def quota_of(self, tenant: TenantName) -> float:
+        """Its quota in bytes; infinite where it has none."""
+        ...
+
     def expired(self, now: float) -> list[Key]:
         """Those unused for longer than the policy's time to live, children first; none where it has none."""
         ...

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from policies.kv_policy import NO_KV_POLICY, KvPolicy
+
 
 class Priority(StrEnum):
     """The class of a request, the most urgent first."""
@@ -45,7 +47,14 @@ class ResponsePolicy:
     """How long its answers are fresh."""
 
 
-NO_RESPONSE_POLICY: Final = ResponsePolicy()
+@dataclass(frozen=True, slots=True)
+class CachePolicy:
+    """What is kept of a tenant's requests, and how long."""
+
+    kv: KvPolicy = NO_KV_POLICY
+    """KV at the workers; its owner is told by whoever knows the secret that it is made of."""
+    responses: ResponsePolicy = field(default_factory=ResponsePolicy)
+    """Its answers, where any are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ class TenantPolicy:
     slo_tpot_s: float | None = None
     """Promised time per output token after the first."""
     caps: Caps = field(default_factory=Caps)
-    responses: ResponsePolicy = NO_RESPONSE_POLICY
+    cache: CachePolicy = field(default_factory=CachePolicy)
 
 
 NO_RATES: Final = Rates()

@@ -63,10 +63,13 @@ class Backlog(Generic[P]):
         return bool(self._due or (everything and self._held))
 
     def add(self, key: bytes, parent: bytes | None, payload: P, *, wanted: bool = False) -> int:
-        """A frame was written or used once more; `wanted`: it is due at once. Returns how many had to be dropped."""
+        """A frame was written or used once more, of which the latest `payload` counts; `wanted`: it is due at once.
+        Returns how many had to be dropped.
+        """
         pending = self._held.get(key) or self._due.get(key)
         if pending is None:
             pending = self._held[key] = Pending(key, parent, payload)
+        pending.payload = payload
         pending.uses += 1
         if wanted or pending.uses >= self._rules.uses:
             self._make_due(pending)

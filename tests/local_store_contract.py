@@ -1,4 +1,4 @@
-"""What the stores of one machine promise besides `StoreContract`: who is told of evictions, quotas and pins.
+"""What the stores of one machine promise besides `StoreContract`: who is told of evictions; quotas, pins, and times.
 
 A subclass has `new_local`, parametrized by policies where it likes.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 import pytest
@@ -19,6 +21,7 @@ from cache.disk_store import DiskStore
 from cache.eviction_news import Evicted
 from cache.memory_store import MemoryStore
 from cache.store import ChunkKey, FrameInfo
+from policies.kv_policy import KvPolicy
 from tests.store_contract import ALONE, chunk_key, frame_of, in_threads, read
 
 LocalStore = MemoryStore | DiskStore
@@ -26,7 +29,12 @@ LocalStore = MemoryStore | DiskStore
 
 class NewLocal(Protocol):
     def __call__(
-        self, capacity: int, *, tenant_bytes: int | None = None, evicted: Evicted | None = None
+        self,
+        capacity: int,
+        *,
+        tenant_bytes: int | None = None,
+        evicted: Evicted | None = None,
+        wall: Callable[[], float] = ...,
     ) -> LocalStore: ...
 
 
@@ -55,8 +63,14 @@ class LocalStoreContract:
     def make(self, new_local: NewLocal) -> Iterator[NewLocal]:
         stores: list[LocalStore] = []
 
-        def make(capacity: int, *, tenant_bytes: int | None = None, evicted: Evicted | None = None) -> LocalStore:
-            stores.append(new_local(capacity, tenant_bytes=tenant_bytes, evicted=evicted))
+        def make(
+            capacity: int,
+            *,
+            tenant_bytes: int | None = None,
+            evicted: Evicted | None = None,
+            wall: Callable[[], float] = time.time,
+        ) -> LocalStore:
+            stores.append(new_local(capacity, tenant_bytes=tenant_bytes, evicted=evicted, wall=wall))
             return stores[-1]
 
         yield make
@@ -265,6 +279,239 @@ class LocalStoreContract:
 
         holds()
 
+    # --- what a tenant's policy says ----------------------------------------------------------------------------
+
+    def test_a_tenant_has_no_more_than_its_own_policy_says(self, make: NewLocal) -> None:
+        store = make(self.small, tenant_bytes=600_000)
+        others = write_chain(store, 6)
+        for number in range(40):
+            put(store, ("mine", number), limited(130_000))
+            assert sum(20_000 for at in range(40) if store.contains([chunk_key(("mine", at))])) <= 130_000
+        assert store.contains([chunk_key(("mine", 39))]) == 1
+        assert store.contains(others) == 6, "nobody else goes for it"
+        for number in range(40):
+            put(store, ("theirs", number), FrameInfo(tenant="t", n_tokens=16))
+        held = [at for at in range(40) if store.contains([chunk_key(("theirs", at))])]
+        assert 200_000 < 20_000 * len(held) <= 600_000, "who is told of no quota has the store's"
+
+    def test_a_quota_that_changes_holds_from_the_next_write_on(self, make: NewLocal) -> None:
+        store = make(self.small, tenant_bytes=600_000)
+        keys = [chunk_key(number) for number in range(40)]
+
+        def kept(quota: int | None) -> int:
+            put(store, ("once more", quota, sum(store.contains([key]) for key in keys)), limited(quota))
+            return sum(store.contains([key]) for key in keys)
+
+        for number in range(12):
+            put(store, number, limited(None))
+        assert kept(None) == 12
+        assert kept(125_000) <= 5
+        assert store.write(chunk_key("large"), [bytes(125_001)], limited(125_000)) is False
+        assert store.write(chunk_key("nothing at all"), [b"x"], limited(0)) is False
+        for number in range(20, 30):
+            put(store, number, limited(None))
+        assert store.contains(keys[20:30]) == 10
+
+    def test_a_frame_is_gone_when_its_time_is_over(self, make: NewLocal) -> None:
+        told: list[ChunkKey] = []
+        wall = Wall()
+        store = make(self.small, evicted=told.append, wall=wall)
+        stays, goes = put(store, "stays", ALONE), put(store, "goes", until(wall() + 10))
+        wall.now += 9.99
+        assert store.contains([goes, stays]) == 2
+        wall.now += 0.01
+        assert store.contains([stays, goes]) == 1
+        assert read(store, goes, 20_000) is None
+        assert told == [goes]
+        now = store.stats()
+        assert (now.entries, now.expired, now.evictions, now.misses, now.errors) == (1, 1, 0, 1, 0)
+        assert store.remove(goes) is False
+        assert put(store, "goes", until(wall() + 1)) == goes
+        assert read(store, goes, 20_000) == frame_of(goes, 20_000)
+        wall.now += 1
+        assert read(store, goes, 20_000) is None, "found by nobody before it was read"
+        assert (store.stats().expired, told) == (2, [goes, goes])
+        assert store.write(goes, [frame_of(goes, 20_000)], until(wall())) is False, "it is over already"
+        put(store, "goes", until(wall() + 1))
+        wall.now += 1
+        put(store, "goes", until(wall() + 1))  # what is over stands in nobody's way
+
+    def test_a_use_moves_the_end(self, make: NewLocal) -> None:
+        wall = Wall()
+        store = make(self.small, wall=wall)
+        key = put(store, "used", until(wall() + 10))
+        wall.now += 9
+        assert store.read_into(key, [memoryview(bytearray(20_000))], expires=wall() + 10) is True
+        wall.now += 9
+        assert store.contains([key]) == 1
+        store.renew(key, until(wall() + 20))
+        wall.now += 19
+        assert read(store, key, 20_000) is not None, "a use that tells no end leaves it"
+        store.renew(key, until(wall() + 0.5))
+        store.renew(chunk_key("nobody"), until(wall() + 5))
+        wall.now += 0.5
+        assert store.contains([key]) == 0, "it may come sooner, too"
+        always = put(store, "always", ALONE)
+        assert store.read_into(always, [memoryview(bytearray(20_000))], expires=wall() + 1) is True
+        wall.now += 1
+        assert store.contains([always]) == 0, "one that had none gets one"
+
+    def test_what_is_over_goes_before_anybody_is_evicted(self, make: NewLocal) -> None:
+        told: list[ChunkKey] = []
+        wall = Wall()
+        store = make(self.small, evicted=told.append, wall=wall)
+        stay = [put(store, ("stays", number), ALONE) for number in range(28)]
+        over = [put(store, ("over", number), until(wall() + 10)) for number in range(10)]
+        for key in over:  # they were used last
+            assert read(store, key, 20_000) is not None
+        wall.now += 10
+        fresh = [put(store, ("fresh", number), ALONE) for number in range(10)]
+        assert store.contains([*stay, *fresh]) == 38
+        assert sorted(told) == sorted(over)
+        assert (store.stats().expired, store.stats().evictions) == (10, 0)
+
+    def test_they_are_dropped_though_nobody_asks_for_them(self, make: NewLocal) -> None:
+        wall = Wall()
+        store = make(self.small, wall=wall)
+        keys = [put(store, number, until(wall() + number)) for number in range(1, 21)]
+        wall.now += 10
+        assert [store.expire(4), store.expire(4), store.expire(4), store.expire(4)] == [4, 4, 2, 0]
+        assert (store.stats().entries, store.stats().expired) == (10, 10)
+        assert store.contains(keys[10:]) == 10
+
+    def test_no_history_gives_out_what_is_over(self, make: NewLocal) -> None:
+        @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+        @given(TIMES)
+        def holds(history: list[tuple[str, int, int]]) -> None:
+            wall = Wall()
+            store = make(self.small, wall=wall)
+            ends: dict[ChunkKey, float] = {}
+            for name, number, seconds in history:
+                key, end = chunk_key(number), wall() + seconds
+                here = ends.get(key, 0.0) > wall()
+                if name == "write":
+                    assert store.write(key, [frame_of(key, 9_000)], until(end)) is (not here and seconds > 0)
+                    ends[key] = end if not here else ends[key]
+                elif name == "read":
+                    assert store.read_into(key, [memoryview(bytearray(9_000))], expires=end) is here
+                    ends[key] = end if here else 0.0
+                elif name == "renew":
+                    store.renew(key, until(end))
+                    ends[key] = end if here else 0.0
+                elif name == "wait":
+                    wall.now += seconds
+                elif name == "expire":
+                    store.expire(seconds)
+                else:
+                    assert store.remove(key) is here or not here
+                    ends.pop(key, None)
+                for one in range(8):
+                    assert store.contains([chunk_key(one)]) == (ends.get(chunk_key(one), 0.0) > wall())
+            wall.now += 1e6
+            store.expire(1_000)
+            assert store.stats().entries == 0
+            expiry = store._expiry if isinstance(store, MemoryStore) else store._room._expiry
+            assert len(expiry) == 0, "something is kept of what is gone"
+            store.close()
+
+        holds()
+
+    def test_beginnings_of_a_tenant_that_pins_stay(self, make: NewLocal) -> None:
+        store = make(self.small)
+        chain = write_chain(store, 6, pinning())
+        unpinned = write_chain(store, 6, FrameInfo(tenant="u", n_tokens=16), "unpinned")
+        churn(store, 80)
+        assert store.contains(chain) == 3, "of one chain a quarter of a quarter"
+        assert store.contains(unpinned) == 0
+        for key in chain[:3]:
+            assert store.remove(key) is True
+        assert_nothing_is_pinned(store)
+
+    def test_those_used_last_are_pinned_and_no_more_than_is_allowed(self, make: NewLocal) -> None:
+        store = make(self.small)
+        chains = [write_chain(store, 2, pinning(), number) for number in range(12)]
+        for number in (1, 3):  # which would be among the first to go
+            for key in chains[number]:
+                store.renew(key, pinning())
+        churn(store, 80)
+        kept = [number for number, chain in enumerate(chains) if store.contains(chain[:1])]
+        assert 100_000 < 20_000 * sum(store.contains(chain) for chain in chains) <= self.small / 4
+        assert {1, 3} <= {*kept}
+        assert kept[-1] == 11
+        small = make(self.small)
+        for number in range(12):
+            put(small, number, pinning(quota=90_000))
+        churn(small, 80)
+        kept = [number for number in range(12) if small.contains([chunk_key(number)])]
+        assert kept == [*range(12 - len(kept), 12)]
+        assert 1 <= len(kept) <= 4, "no more than its quota"
+
+    def test_pins_are_against_others_alone(self, make: NewLocal) -> None:
+        store = make(self.small)
+        for number in range(60):
+            key = put(store, number, pinning(quota=130_000))
+            assert store.contains([key]) == 1
+        held = [number for number in range(60) if store.contains([chunk_key(number)])]
+        assert 20_000 * len(held) <= 130_000
+
+    def test_a_frame_that_is_pinned_goes_when_its_time_is_over(self, make: NewLocal) -> None:
+        wall = Wall()
+        store = make(self.small, wall=wall)
+        info = FrameInfo(tenant="p", n_tokens=16, expires=wall() + 10, policy=KvPolicy(owner="p", ttl=10, pin=True))
+        key = put(store, "pinned", info)
+        churn(store, 100)
+        assert store.contains([key]) == 1
+        wall.now += 10
+        churn(store, 1)
+        assert store.stats().expired == 1
+        assert_nothing_is_pinned(store)
+
+    def test_many_tenants_that_pin_leave_half_to_the_others(self, make: NewLocal) -> None:
+        store = make(self.small)
+        for number in range(60):
+            put(store, number, pinning(f"tenant {number % 6}"))
+        for number in range(40):
+            put(store, ("others", number), FrameInfo(n_tokens=16))
+        others = [number for number in range(40) if store.contains([chunk_key(("others", number))])]
+        assert 20_000 * len(others) > self.small / 4
+
+
+class Wall:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def put(store: LocalStore, name: object, info: FrameInfo) -> ChunkKey:
+    key = chunk_key(name)
+    assert store.write(key, [frame_of(key, 20_000)], info) is True
+    return key
+
+
+def until(end: float) -> FrameInfo:
+    return FrameInfo(tenant="t", n_tokens=16, expires=end, policy=KvPolicy(owner="t", ttl=1.0))
+
+
+def limited(quota: int | None) -> FrameInfo:
+    return FrameInfo(tenant="m", n_tokens=16, policy=KvPolicy(owner="m", host=quota, disk=quota))
+
+
+def pinning(tenant: str = "p", quota: int | None = None) -> FrameInfo:
+    return FrameInfo(tenant=tenant, n_tokens=16, policy=KvPolicy(owner=tenant, host=quota, disk=quota, pin=True))
+
+
+TIMES = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "write", "write", "read", "renew", "wait", "wait", "expire", "remove"]),
+        st.integers(0, 7),
+        st.integers(0, 12),
+    ),
+    max_size=50,
+)
 
 PINNING = st.lists(
     st.tuples(
@@ -316,10 +563,10 @@ class Pinned:
             self.store.unpin(key)
 
 
-def write_chain(store: LocalStore, length: int) -> list[ChunkKey]:
-    keys = [chunk_key(("chain", number)) for number in range(length)]
+def write_chain(store: LocalStore, length: int, info: FrameInfo = ALONE, name: object = "chain") -> list[ChunkKey]:
+    keys = [chunk_key((name, number)) for number in range(length)]
     for parent, key in zip([None, *keys], keys, strict=False):
-        assert store.write(key, [frame_of(key, 20_000)], FrameInfo(parent=parent, n_tokens=16)) is True
+        assert store.write(key, [frame_of(key, 20_000)], replace(info, parent=parent)) is True
     return keys
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,9 +26,10 @@ from cache.disk_store import DiskStore
 from cache.eviction_news import Evicted
 from cache.store import ChunkKey, FrameInfo, StoreError
 from policies.eviction import EVICTION_POLICIES, make_eviction
+from policies.kv_policy import KvPolicy
 from policies.types import Tier
 from tests.entry_store_contract import EntryStoreContract, NewEntries
-from tests.local_store_contract import LocalStoreContract, NewLocal
+from tests.local_store_contract import LocalStoreContract, NewLocal, Wall
 from tests.store_contract import ALONE, NewStore, StoreContract, chunk_key, frame_of, in_threads, is_whole, read
 
 ROOT = Path(__file__).parent.parent
@@ -81,10 +85,18 @@ class TestDiskStoreOfOneMachine(LocalStoreContract):
     def new_local(self, tmp_path: Path, request: pytest.FixtureRequest) -> NewLocal:
         numbers = itertools.count()
 
-        def new(capacity: int, *, tenant_bytes: int | None = None, evicted: Evicted | None = None) -> DiskStore:
+        def new(
+            capacity: int,
+            *,
+            tenant_bytes: int | None = None,
+            evicted: Evicted | None = None,
+            wall: Callable[[], float] = time.time,
+        ) -> DiskStore:
             policy = make_eviction(request.param, default_quota=tenant_bytes)
             path = tmp_path / str(next(numbers))
-            return DiskStore(path, capacity=capacity, policy=policy, tenant_bytes=tenant_bytes, evicted=evicted)
+            return DiskStore(
+                path, capacity=capacity, policy=policy, tenant_bytes=tenant_bytes, evicted=evicted, wall=wall
+            )
 
         return new
 
@@ -255,6 +267,71 @@ def test_a_smaller_quota_holds_from_the_beginning(opened: Opener) -> None:
     assert kept(store, mine) == mine[3:]
     assert kept(store, theirs) == theirs[3:]
     assert told == [], "nobody has seen them here"
+
+
+def told_until(end: float, **policy: object) -> FrameInfo:
+    return FrameInfo(tenant="t", n_tokens=16, expires=end, policy=KvPolicy(owner="t", **policy))  # type: ignore[arg-type]  # any of its fields
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+@pytest.mark.parametrize("punch_holes", [True, False])
+def test_times_go_on_while_nobody_has_it_open(
+    opened: Opener, path: Path, tmp_path: Path, *, crashed: bool, punch_holes: bool
+) -> None:
+    wall = Wall()
+    store = opened(wall=wall, punch_holes=punch_holes)
+    keys = [chunk_key(number) for number in range(10)]
+    for number, key in enumerate(keys):
+        assert store.write(key, [frame_of(key, 20_000)], told_until(wall() + 10 * number + 10))
+    store.renew(keys[0], told_until(wall() + 1_000))
+    if crashed:
+        shutil.copytree(path, tmp_path / "copy")
+    store.close()
+    if crashed:
+        shutil.rmtree(path)
+        shutil.copytree(tmp_path / "copy", path)
+    wall.now += 50
+    store = opened(wall=wall, punch_holes=punch_holes)
+    assert kept(store, keys) == [*([] if crashed else keys[:1]), *keys[5:]], "after a crash the end that was written"
+    assert (store.stats().entries, store.stats().expired) == (len(kept(store, keys)), 5 - (not crashed))
+    wall.now += 10
+    assert not store.contains(keys[5:6])
+    store.close()
+    store = opened(wall=wall, punch_holes=punch_holes)
+    assert kept(store, keys) == [*([] if crashed else keys[:1]), *keys[6:]]
+
+
+def test_pinned_beginnings_are_known_when_it_is_opened_again(opened: Opener) -> None:
+    store = opened()
+    pinned = [chunk_key(("pinned", number)) for number in range(2)]
+    for parent, key in zip([None, *pinned], pinned, strict=False):
+        info = FrameInfo(parent=parent, tenant="t", n_tokens=16, policy=KvPolicy(owner="t", pin=True))
+        assert store.write(key, [frame_of(key, 20_000)], info)
+    others = [chunk_key(number) for number in range(30)]
+    write(store, *others)
+    store.close()
+    store = opened(capacity=CAPACITY * 3 // 4)
+    assert kept(store, pinned) == pinned, "though they were used before all others"
+    write(store, *(chunk_key(("more", number)) for number in range(30)))
+    assert kept(store, pinned) == pinned
+
+
+def test_records_of_the_format_before_are_read(opened: Opener, path: Path) -> None:
+    store = opened()
+    keys = [chunk_key(number) for number in range(3)]
+    write(store, *keys)
+    store.close()
+    for file in path.glob("*.idx"):
+        file.unlink()
+    (segment,) = [file for file in path.iterdir() if b"PGKVrec2" in file.read_bytes()]
+    data = bytearray(segment.read_bytes())
+    for at in (match.start() for match in re.finditer(b"PGKVrec2", bytes(data))):
+        header = data[at : at + HEADER_SIZE]
+        header[:8] = b"PGKVrec1"
+        header[-16:] = xxhash.xxh3_128_digest(bytes(header[:-16]))
+        data[at : at + HEADER_SIZE] = header
+    segment.write_bytes(data)
+    assert kept(opened(), keys) == keys
 
 
 def test_what_was_not_closed_is_scanned(opened: Opener, path: Path, tmp_path: Path) -> None:

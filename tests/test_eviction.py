@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from types import FrameType
 
 import pytest
@@ -90,6 +91,7 @@ operations = st.lists(
         st.tuples(st.just("evict own"), st.integers(-5, 100), st.sampled_from("abc")),
         st.tuples(st.sampled_from(["expired", "expire"]), st.just(0)),
         st.tuples(st.just("wait"), st.integers(1, 40)),
+        st.tuples(st.just("limit"), st.none() | st.integers(0, 60), st.sampled_from("abc")),
     ),
     max_size=70,
 )
@@ -100,7 +102,8 @@ class Subject:
 
     def __init__(self, name: str, *, quotas: dict[str, int], ttl: float | None) -> None:
         self.policy = make_eviction(name, quotas=quotas, ttl=ttl, tail=10.0)
-        self.model = Model(quotas, TTL if ttl is None and name == "lru_ttl" else ttl)
+        self.quotas = quotas
+        self.model = Model(dict(quotas), TTL if ttl is None and name == "lru_ttl" else ttl)
         self.now = 0.0
         self.named: list[list[bytes]] = []
 
@@ -123,6 +126,15 @@ class Subject:
                 named = self.policy.expired(self.now)
                 self.check_expired(named)
                 self.forget(named, "evict" if what == "expire" else "ask")
+            case ("limit", limit, str(tenant)):
+                assert limit is None or isinstance(limit, int)
+                self.policy.limit(tenant, limit)
+                told = [each for each in (self.quotas.get(tenant), limit) if each is not None]
+                if told:
+                    self.model.quotas[tenant] = min(told)
+                else:
+                    self.model.quotas.pop(tenant, None)
+                assert self.policy.quota_of(tenant) == self.model.quotas.get(tenant, inf)
             case ("wait", int(seconds)):
                 self.now += seconds
             case (str(what), int(number)):
@@ -319,6 +331,40 @@ def test_tenants_pay_down_to_their_quota_first(name: str) -> None:
     for victim in policy.victims(3, 4.0):
         policy.remove(victim)
     assert (policy.bytes_of("small"), policy.bytes_of("large"), policy.bytes_of("honest")) == (2, 4, 1)
+
+
+@each_policy
+def test_a_limit_comes_and_goes(name: str) -> None:
+    policy = make_eviction(name, quotas={"b": 3})
+    fill(policy, [1, 2, 3, 4], tenant="a")
+    fill(policy, [11, 12], 1.0, tenant="b")
+    assert policy.victims(9, 2.0, tenant="a") == [], "it has no quota"
+    policy.limit("a", 2)
+    assert numbers(policy.victims(1, 2.0, tenant="a")) == [4]
+    assert numbers(policy.victims(3, 2.0))[:2] == [4, 3], "what is above it goes first"
+    policy.limit("b", 9)
+    assert policy.quota_of("b") == 3, "a limit makes nothing more"
+    policy.limit("b", 1)
+    assert (policy.quota_of("a"), policy.quota_of("b")) == (2, 1)
+    policy.limit("b", None)
+    policy.limit("a", None)
+    assert (policy.quota_of("a"), policy.quota_of("b")) == (inf, 3)
+    assert policy.victims(9, 3.0, tenant="a") == []
+    assert len(policy.victims(9, 3.0)) == 6
+    with pytest.raises(ValueError, match="below 0"):
+        policy.limit("a", -1)
+
+
+def test_limits_of_tenants_that_have_nothing_are_forgotten() -> None:
+    policy = make_eviction("lru", quotas={"configured": 5})
+    assert isinstance(policy, ChainedEviction)
+    fill(policy, [1], tenant="here")
+    policy.limit("here", 7)
+    for number in range(5_000):
+        policy.limit(f"tenant {number}", 7)
+        assert policy.quota_of(f"tenant {number}") == 7
+    assert len(policy._quotas) < 600
+    assert (policy.quota_of("here"), policy.quota_of("configured")) == (7, 5)
 
 
 @each_policy

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -39,9 +39,17 @@ class TestMemoryStore(StoreContract):
 class TestMemoryStoreOfOneMachine(LocalStoreContract):
     @pytest.fixture(params=sorted(EVICTION_POLICIES))
     def new_local(self, request: pytest.FixtureRequest) -> NewLocal:
-        def new(capacity: int, *, tenant_bytes: int | None = None, evicted: Evicted | None = None) -> MemoryStore:
+        def new(
+            capacity: int,
+            *,
+            tenant_bytes: int | None = None,
+            evicted: Evicted | None = None,
+            wall: Callable[[], float] = time.time,
+        ) -> MemoryStore:
             policy = make_eviction(request.param, default_quota=tenant_bytes)
-            return MemoryStore(capacity, policy=policy, tenant_bytes=tenant_bytes, evicted=evicted, page_bytes=4_096)
+            return MemoryStore(
+                capacity, policy=policy, tenant_bytes=tenant_bytes, evicted=evicted, page_bytes=4_096, wall=wall
+            )
 
         return new
 

@@ -18,9 +18,11 @@ import redis
 from cache.redis_rest import Rest
 from cache.redis_settings import Address, RedisSettings
 from cache.redis_store import RedisStore
-from cache.store import BlockStore, ChunkKey, StoreError
+from cache.store import BlockStore, ChunkKey, FrameInfo, StoreError
+from policies.kv_policy import KvPolicy
 from policies.types import Tier
 from tests.entry_store_contract import EntryStoreContract, NewEntries
+from tests.local_store_contract import Wall
 from tests.ports import free_port
 from tests.redis_fixtures import RedisServer, needs_redis, redis_cluster, redis_server, wait_for
 from tests.store_contract import ALONE, NewStore, StoreContract, chunk_key, frame_of, in_threads, read
@@ -158,6 +160,67 @@ def test_a_frame_expires(server: RedisServer) -> None:
         wait_for(lambda: store.contains([key]) == 0, "it is gone")
         assert read(store, key, 1_000) is None
         write(store, "expires")
+
+
+def test_a_tenants_time_is_redis_to_keep(server: RedisServer) -> None:
+    server.do("FLUSHALL")
+    wall = Wall()
+    settings = RedisSettings(url=server.url, prefix="kv:", ttl=1000.0, timeout=PATIENT)
+    store = RedisStore(settings, wall=wall)
+    try:
+        key = chunk_key("a")
+        name = f"kv:{key.hex()}"
+
+        def info(seconds: float) -> FrameInfo:
+            return FrameInfo(tenant="t", expires=wall() + seconds, policy=KvPolicy(owner="t", ttl=seconds))
+
+        def left() -> tuple[bool, bool]:
+            return 55_000 < server.do("PTTL", name) <= 60_000, 900_000 < server.do("PTTL", name) <= 1_000_000
+
+        assert store.write(key, [frame_of(key, 500)], info(0.0)) is False, "it is over already"
+        assert store.write(key, [frame_of(key, 500)], info(60.0)) is True
+        assert left() == (True, False)
+        assert store.write(key, [b"other"], info(2_000.0)) is False
+        assert left() == (False, True), "no longer than the store's own"
+        assert store.read_into(key, [memoryview(bytearray(500))], expires=wall() + 60) is True
+        assert left() == (True, False)
+        assert read(store, key, 500) is not None
+        assert left() == (False, True)
+        store.renew(key, info(60.0))
+        assert left() == (True, False)
+        assert store.read_into(key, [memoryview(bytearray(500))], expires=wall() - 1) is True
+        wait_for(lambda: store.contains([key]) == 0, "it is gone")
+        store.renew(key, info(60.0))
+    finally:
+        store.close()
+
+
+def test_a_tenant_keeps_to_its_quota_in_redis(server: RedisServer) -> None:
+    server.do("FLUSHALL")
+    told: list[ChunkKey] = []
+    store = RedisStore(RedisSettings(url=server.url, timeout=PATIENT), evicted=told.append)
+    try:
+        info = FrameInfo(tenant="a", n_tokens=16, policy=KvPolicy(owner="a", redis=50_000))
+        others = write(store, "others", 20_000)
+        chain = [chunk_key(number) for number in range(4)]
+        for parent, key in zip([None, *chain], chain, strict=False):
+            assert store.write(key, [frame_of(key, 10_000)], replace(info, parent=parent)) is True
+        assert store.write(chunk_key("large"), [bytes(50_000)], info) is False, "with what it takes to find it"
+        new = chunk_key("new")
+        assert store.write(new, [frame_of(new, 20_000)], info) is True
+        assert (store.contains(chain), told) == (2, [chain[3], chain[2]])
+        assert store.contains([others, new]) == 2
+        assert store.stats().evictions == 2
+        server.do("FLUSHALL")
+        assert store.contains([new]) == 0
+        assert read(store, chain[1], 10_000) is None
+        assert store.remove(chain[0]) is False
+        told.clear()
+        again = chunk_key("again")
+        assert store.write(again, [frame_of(again, 49_000)], info) is True
+        assert told == [], "what was found to be gone counts no longer"
+    finally:
+        store.close()
 
 
 def test_two_prefixes_are_two_stores(server: RedisServer) -> None:

@@ -16,14 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.disk_store import DiskStore
+from cache.eviction_news import EvictionNews
 from cache.memory_store import MemoryStore
 from cache.redis_settings import RedisSettings
 from cache.redis_store import RedisStore
 from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, Lender, StoreError
 from cache.tier_told import Told
 from cache.tiered_store import TieredStore
+from policies.kv_policy import KvPolicy
 from policies.types import Tier
 from policies.write_behind import WriteRules
+from tests.local_store_contract import Wall
 from tests.redis_fixtures import needs_redis, redis_server, wait_for
 from tests.store_contract import ALONE, NewStore, StoreContract, chunk_key, frame_of, in_threads, is_whole, read
 from tests.tiered_fixtures import SIZE, Clock, Lending, Movements, Watched, in_memory, write
@@ -897,4 +900,41 @@ def test_a_redis_that_is_killed_and_started_again() -> None:
         assert store.read_from(REDIS, keys[0], [memoryview(bytearray(SIZE))]) is False
         assert (REDIS, keys[0]) not in moved.known()
         assert {key for tier, key in moved.known() if tier is REDIS} >= set(keys[10:20])
+        store.close()
+
+
+# --- what a tenant's policy says ---------------------------------------------------------------------------------
+
+
+def test_a_tenants_time_and_quota_go_with_its_frames(tmp_path: Path) -> None:
+    wall = Wall()
+    host = MemoryStore(8 << 20, page_bytes=4_096, wall=wall)
+    disk = DiskStore(tmp_path / "kv", capacity=8 << 20, wall=wall)
+    moved: list[tuple[Tier, ChunkKey, bool]] = []
+    store = TieredStore([host, disk], rules=ALWAYS, moved=lambda *news: moved.append(news))
+    host._news = EvictionNews(lambda key: store.lost(HOST, key))
+    disk._news = EvictionNews(lambda key: store.lost(DISK, key))
+
+    def info(parent: ChunkKey | None = None) -> FrameInfo:
+        policy = KvPolicy(owner="t", ttl=10.0, disk=30_000)
+        return FrameInfo(parent=parent, tenant="t", n_tokens=16, expires=policy.expires(wall()), policy=policy)
+
+    try:
+        for key, parent in ((A, None), (B, A)):
+            assert store.write(key, [frame_of(key, 20_000)], info(parent)) is True
+        assert store.flush(LONG) is True
+        assert [host.contains([key]) + disk.contains([key]) for key in (A, B)] == [2, 1], "its quota on disk is for one"
+        wall.now += 6
+        assert store.note(A, 20_000, info()) is True
+        assert store.read_from(DISK, A, [memoryview(bytearray(20_000))], expires=wall() + 2) is True
+        wall.now += 4
+        assert store.locate([A, B]) == [HOST], "there it was used, here it was not"
+        assert disk.contains([A]) == 0
+        moved.clear()
+        wall.now += 6
+        assert store.expire() == 1
+        assert moved == [(HOST, A, False)]
+        assert store.contains([A]) == 0
+        assert store.stats().expired == 3
+    finally:
         store.close()

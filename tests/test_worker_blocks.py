@@ -6,6 +6,7 @@ import random
 from array import array
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from backends.worker.engine.block_manager import BlockManager
@@ -13,6 +14,7 @@ from backends.worker.engine.sequence import Sequence, Status
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineHash, KvEvent
 from cache.prefix_index import PrefixIndex
+from policies.kv_policy import KvPolicy
 from policies.types import BlockHash, TokenIds, WorkerId
 from tests.worker_core_fixtures import MODEL, ask, token_ids
 
@@ -497,3 +499,48 @@ def test_damage_is_seen(damage: str, says: str) -> None:
     exec(damage, {"manager": manager})
     with pytest.raises(AssertionError, match=says):
         manager.check_integrity([])
+
+
+def timed(ids: Iterable[int], came: float, ttl: float | None, *, salt: str = "s") -> Sequence:
+    request = ask("a", ids, salt=salt)
+    return Sequence(request if ttl is None else msgspec.structs.replace(request, kv=KvPolicy(ttl=ttl)), came=came)
+
+
+def ended(manager: BlockManager, each: Sequence) -> int:
+    """Blocks that a sequence found, which was computed and has ended."""
+    matched = compute(manager, each)
+    manager.free(each)
+    manager.check_integrity([])
+    return len(matched)
+
+
+def test_blocks_are_not_used_when_their_time_is_over() -> None:
+    manager = BlockManager(8, 4, MODEL)
+    prompt = range(13)
+    assert ended(manager, timed(prompt, 100.0, 10.0)) == 0
+    assert len(manager.match(timed(prompt, 109.9, 10.0))) == 3
+    assert manager.match(timed(prompt, 110.0, 10.0)) == manager.match(timed(prompt, 110.0, None)) == []
+    assert ended(manager, timed(prompt, 109.0, 10.0)) == 3, "a use moves the end"
+    assert len(manager.match(timed(prompt, 118.9, None))) == 3
+    assert ended(manager, timed(prompt, 119.0, 10.0)) == 0, "computed anew, so it counts anew"
+    assert ended(manager, timed(prompt, 128.0, None)) == 3
+    assert manager.match(timed(prompt, 129.0, None)) == [], "who has no time to live moves nothing"
+    assert ended(manager, timed(prompt, 130.0, None)) == 0
+    assert len(manager.match(timed(prompt, 1e9, None))) == 3, "but makes it anew for as long as it lasts"
+
+
+def test_of_a_chain_what_was_used_is_found() -> None:
+    manager = BlockManager(8, 4, MODEL)
+    assert ended(manager, timed(range(17), 0.0, 10.0)) == 0
+    assert ended(manager, timed(range(9), 5.0, 10.0)) == 2
+    assert len(manager.match(timed(range(17), 12.0, 10.0))) == 2
+    assert ended(manager, timed(range(17), 14.0, 10.0)) == 2
+    assert len(manager.match(timed(range(17), 23.0, 10.0))) == 4
+
+
+def test_what_may_not_be_kept_is_found_by_nobody() -> None:
+    manager = BlockManager(8, 4, MODEL)
+    assert ended(manager, timed(range(9), 1.0, 0.0)) == 0
+    assert manager.match(timed(range(9), 1.0, 0.0)) == manager.match(timed(range(9), 1.0, None)) == []
+    assert ended(manager, timed(range(9), 1.0, None)) == 0
+    assert ended(manager, timed(range(9), 2.0, None)) == 2

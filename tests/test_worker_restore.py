@@ -21,8 +21,9 @@ from backends.worker.worker import Worker
 from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prefix_index import PrefixIndex
 from policies.types import Tier, TokenIds, WorkerId
-from tests.gateway_fixtures import eventually
+from tests.gateway_fixtures import config_for, eventually, gateway
 from tests.redis_fixtures import needs_redis, redis_server
+from tests.tenant_fixtures import KEYS, tenants
 from tests.worker_fixtures import real_options
 from tests.worker_tiny_model import tiny_model
 
@@ -114,6 +115,40 @@ async def test_host_memory_gives_back_what_the_pool_has_lost(model: Path) -> Non
         again, cached = await ask(worker)
         assert again == text
         assert cached > 200
+
+
+async def test_what_a_gateway_says_of_its_tenants_holds(model: Path) -> None:
+    members = ("acme, cache: {kv: {host: 0}}", "beta, cache: {kv: {ttl: 1ms}}", "crew")
+    async with Worker(real_options(model, {"kv_host": 16 << 20, "kv_blocks": 400})) as worker:
+        config = config_for([worker.url], tenants(*members))
+
+        async with gateway(config) as url, aiohttp.ClientSession() as http:
+
+            async def cached(tenant: str, **fields: Any) -> int:
+                body = {"model": "tiny", "messages": [{"role": "user", "content": STORY}], "max_tokens": 2, **fields}
+                headers = {"authorization": f"Bearer {KEYS[tenant]}"}
+                async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
+                    answer = await response.json()
+                    assert response.status == 200, answer
+                    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+            assert await cached("acme") == 0
+            assert await cached("acme") > 200, "its time in the pool is nobody's but the pool's"
+            assert await cached("crew") == 0
+            await kept(worker)  # one after the other: what acme's requests were to keep was refused before
+            assert worker.engine.stats.kept_tokens < 2 * await cached("crew")
+            assert [await cached("beta") for _ in range(3)] == [0, 0, 0]
+            assert await cached("crew") > 200
+        headers = {"x-prefixgate-kv": "ttl=soon"}
+        async with aiohttp.ClientSession(headers=headers) as http:
+            body = {"messages": [{"role": "user", "content": STORY}], "max_tokens": 2}
+            for _ in range(2):
+                async with http.post(f"{worker.url}/v1/chat/completions", json=body) as response:
+                    answer = await response.json()
+                    assert response.status == 200
+                    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        await eventually(lambda: any(tier.tier == "host" for tier in worker.engine.stats.tiers))
+        assert 'prefixgate:kv_tier_expired_total{tier="host",store=""}' in await page(worker)
 
 
 @needs_redis

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -29,9 +30,11 @@ from cache.kv_keys import Codec, Dtype, Geometry
 from cache.memory_store import MemoryStore
 from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
 from cache.tiered_store import TieredStore
+from policies.kv_policy import KEEP_NOTHING, NO_KV_POLICY, KvPolicy
 from policies.restore_price import RestorableChunk, RestorePlan
 from policies.types import Tier
 from tests import worker_model_fixtures as models
+from tests.local_store_contract import Wall
 from tests.worker_core_fixtures import token_ids
 
 SIZE = 4
@@ -71,6 +74,7 @@ def engine(
     keys: FrameKeys | None = None,
     patience: float = 2.0,
     reach: Callable[[KvPool], BlockMemory] = DirectMemory,
+    wall: Callable[[], float] = time.time,
 ) -> Engine:
     runner = models.runner(directory, n_blocks=n_blocks, block_size=SIZE)
     config, pool = runner.decoder.config, runner.pool
@@ -96,6 +100,7 @@ def engine(
         residency=residency,
         price=Eager(),
         patience=patience,
+        wall=wall,
     )
     return Engine(scheduler, runner, Sampler(models.VOCAB), tiers=tiers)
 
@@ -192,9 +197,9 @@ class Wrapped:
     def contains(self, keys: Sequence[ChunkKey]) -> int:
         return self._inner.contains(keys)
 
-    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview], *, expires: float | None = None) -> bool:
         self._reads += 1
-        return self._inner.read_into(key, pieces) and self._spoil(self._reads, pieces)
+        return self._inner.read_into(key, pieces, expires=expires) and self._spoil(self._reads, pieces)
 
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
         return self._inner.write(key, pieces, info)
@@ -368,3 +373,62 @@ def test_a_restore_waits_for_room_as_the_sequence_would(directory: Path) -> None
     assert again["s1"] == texts["s1"]
     assert found == 48, "the pool has no room for both at a time"
     flush(other)
+
+
+def under(policy: KvPolicy, number: int, prompt: Sequence[int], *, salt: str = "s") -> Submit:
+    return msgspec.structs.replace(ask(number, prompt, salt=salt), kv=policy)
+
+
+def test_a_tenants_policy_reaches_the_stores(directory: Path) -> None:
+    wall = Wall()
+    store = MemoryStore(8 << 20, wall=wall)
+    frames: list[FrameInfo] = []
+
+    class Noting(Wrapped):
+        def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
+            frames.append(info)
+            return super().write(key, pieces, info)
+
+    def life(policy: KvPolicy, prompt: Sequence[int], *, salt: str = "s") -> int:
+        """What an engine with an empty pool finds."""
+        frames.clear()
+        it = engine(directory, Noting(store, lambda *_: True), wall=wall)
+        _, found = run(it, [under(policy, 1, prompt, salt=salt)])
+        flush(it)
+        return found
+
+    policy, prompt = KvPolicy(owner="ab", ttl=60.0, pin=True), range(3, 60)
+    assert life(policy, prompt) == 0
+    assert {info.tenant for info in frames} == {"owner ab"}
+    assert {info.expires for info in frames} == {wall() + 60}
+    assert {info.policy for info in frames} == {policy}
+    wall.now += 59
+    assert life(policy, prompt) == 48, "and so it lives on"
+    wall.now += 59
+    assert life(policy, prompt) == 48
+    wall.now += 60
+    assert life(policy, prompt) == 0
+    assert store.stats().expired > 0
+    kept = store.stats().entries
+    assert life(KEEP_NOTHING, prompt) == life(KEEP_NOTHING, models.tokens(57, 1)) == 0, "nor is anything looked for"
+    assert (store.stats().entries, frames) == (kept, [])
+    assert life(KvPolicy(owner="cd", host=0), prompt, salt="t") == 0
+    assert store.stats().entries == kept
+    assert frames
+    assert life(NO_KV_POLICY, prompt, salt="t") == 0
+    assert {info.tenant for info in frames} == {b"t".hex()}
+    assert store.stats().entries > kept
+
+
+def test_what_has_outlived_its_time_is_not_found_in_the_pool(directory: Path) -> None:
+    it = engine(directory, memory())
+    policy = KvPolicy(ttl=1e-6)  # over before the next one comes
+    prompt = range(3, 60)
+    assert run(it, [under(policy, 1, prompt)])[1] == 0
+    flush(it)
+    time.sleep(0.01)
+    assert run(it, [under(policy, 2, prompt)])[1] == 0
+    flush(it)
+    assert run(it, [under(NO_KV_POLICY, 3, prompt)])[1] == 0
+    flush(it)
+    assert run(it, [under(NO_KV_POLICY, 4, prompt)])[1] == 56

@@ -54,6 +54,13 @@ def test_how_often_is_a_rule(uses: int, n_until_due: int) -> None:
     assert taken(log) == ["a"]
 
 
+def test_what_is_said_of_it_last_counts() -> None:
+    log = backlog()
+    log.add(b"a", None, "until one")
+    log.add(b"a", None, "until two")
+    assert taken(log) == ["until two"]
+
+
 def test_what_is_wanted_is_due_at_once() -> None:
     log = backlog()
     chain(log, b"a", b"b", wanted=True)

@@ -37,9 +37,9 @@ class Watched:
         self._asked("contains", keys[-1])
         return self.store.contains(keys)
 
-    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool:
+    def read_into(self, key: ChunkKey, pieces: Sequence[memoryview], *, expires: float | None = None) -> bool:
         self._asked("read_into", key)
-        return self.store.read_into(key, pieces)
+        return self.store.read_into(key, pieces, expires=expires)
 
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
         self._asked("write", key)

@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from cache.kv_events import KvEvent
+from policies.kv_policy import NO_KV_POLICY, KvPolicy
 from policies.types import TokenIds
 
 
@@ -66,6 +67,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """Lower goes first, as in vLLM."""
     wanted: bool = False
     """Somebody is expected to come back for its KV."""
+    kv: KvPolicy = NO_KV_POLICY
+    """What its tenant's KV may take beyond the pool, and how long it is kept."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -114,6 +117,8 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True):
     entries: int = 0
     bytes: int = 0
     capacity: int = 0
+    expired: int = 0
+    """Frames whose time was over, since the engine started."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

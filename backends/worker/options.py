@@ -104,6 +104,8 @@ class WorkerOptions:
     kv_encoding: Encoding = Encoding.ARRAY
     api_key: str | None = field(default=None, repr=False)
     """The bearer token that every route under `/v1` wants."""
+    kv_policy: bool = True
+    """What a gateway says of a tenant's KV, in a header of each request, is believed."""
     max_body_bytes: int = 32 << 20
     max_open_requests: int = 2048
     """Requests with a body that are under way at once; one beyond is answered 503 unread."""

@@ -129,6 +129,10 @@ def worker(
     kv_tenant_share: Annotated[
         float, _tiers("Share of host memory and disk that one cache salt may take.", min=0.001, max=1.0)
     ] = 1.0,
+    kv_policy: Annotated[
+        bool,
+        _tiers("Believe what a gateway's requests say of their tenant's KV: times, quotas, pins."),
+    ] = True,
     kv_uses: Annotated[
         int, _tiers("To the slower stores after so many uses; before that when there is time.", min=1)
     ] = 2,
@@ -198,6 +202,7 @@ def worker(
         host=host,
         port=port,
         kv_events=kv_events,
+        kv_policy=kv_policy,
         kv_port=kv_port,
         api_key=api_key,
         hung_after=hung_after,

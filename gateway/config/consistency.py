@@ -27,6 +27,7 @@ def inconsistencies(config: Config) -> list[Problem]:
         *_kv_events(config),
         *_bounds(config),
         *_tenants(config),
+        *_cache_groups(config),
         *_issuer(config),
         *_shared_limits(config),
         *_fallbacks(config),
@@ -160,6 +161,20 @@ def _tenants(config: Config) -> Iterator[Problem]:
                     yield Problem(f"{section}[{position}].forward_client_key", reason)
     elif config.tenants != type(config.tenants)():
         yield Problem("tenants.members", "expected a list of at least 1 beside the other settings of tenants")
+
+
+def _cache_groups(config: Config) -> Iterator[Problem]:
+    """What tenants share has one time to live, or it would be that of whoever used it last."""
+    first: dict[str, tuple[int, dict[str | None, float | None]]] = {}
+    for position, tenant in enumerate(config.tenants.members):
+        group, kv = tenant.cache.group, tenant.cache.kv
+        if group is None:
+            continue
+        ttls = {None: kv.ttl} | {model.name: model.cache.kv.ttl or kv.ttl for model in tenant.per_model}
+        other, theirs = first.setdefault(group, (position, ttls))
+        if any(ttls.get(model, kv.ttl) != theirs.get(model, theirs[None]) for model in {*ttls, *theirs}):
+            text = f"must be that of tenants.members[{other}], which is in the cache group {group} too"
+            yield Problem(f"tenants.members[{position}].cache.kv.ttl", text)
 
 
 def _fallbacks(config: Config) -> Iterator[Problem]:

@@ -20,7 +20,7 @@ from gateway.config.fields import (
     TenantName,
 )
 from gateway.config.response_cache import TenantResponses
-from gateway.config.units import Duration
+from gateway.config.units import Duration, Size
 
 PriorityClass = Literal["interactive", "standard", "batch"]
 
@@ -56,6 +56,22 @@ class TenantCaps(Strict):
     """Answers to one prompt: `n`, `best_of`."""
 
 
+class TenantKv(Strict):
+    """What its KV may take at each worker of our own, and how long it is kept; other engines are told nothing."""
+
+    ttl: Duration | None = Field(default=None, ge=0.001, le=10**8)
+    """KV that was not used for so long is not used again, in no tier. By default as long as there is room."""
+    host: Size | None = Field(default=None, ge=0, le=1 << 60)
+    """The most bytes that it takes in the host memory of a worker, beside the worker's own bounds; 0: none."""
+    disk: Size | None = Field(default=None, ge=0, le=1 << 60)
+    """The same on its disk."""
+    redis: Size | None = Field(default=None, ge=0, le=1 << 60)
+    """The most bytes in Redis that come from one worker, as far as it has written them since it started."""
+    pin: bool | None = None
+    """Keep the beginnings of its prompts in host memory and on disk, whoever else needs room: those used last, in a
+    quarter of each at most, and in no more than its quota. By default not."""
+
+
 class TenantCache(Strict):
     """What is kept for it, and who else may meet that."""
 
@@ -63,13 +79,17 @@ class TenantCache(Strict):
     """Name of a group of tenants that share what the workers have cached: prompts of all tenants that name the same
     group can be told to be cached, or not, by each of them. By default a tenant shares with nobody. A request that
     brings a `cache_salt` of its own is kept out of the group."""
+    kv: TenantKv = TenantKv()
+    """What its KV may take at the workers, and how long it is kept."""
     responses: TenantResponses = TenantResponses()
     """Its answers in the response cache, which no other tenant sees, be it of its group or not."""
 
 
-class ModelCache(Strict):
-    """What differs for one model."""
+class TenantModelCache(Strict):
+    """What is kept of its requests to one model."""
 
+    kv: TenantKv = TenantKv()
+    """KV at the workers; what is not given here is as for the tenant."""
     responses: TenantResponses = TenantResponses()
     """Answers of this model; what is not given here is as for the tenant."""
 
@@ -87,8 +107,8 @@ class TenantModel(Strict):
     """Rates for this model alone, beside those of the tenant as a whole, which hold too."""
     caps: TenantCaps = TenantCaps()
     """Its caps; what is not given here is as for the tenant."""
-    cache: ModelCache = ModelCache()
-    """What is kept of it; what is not given here is as for the tenant."""
+    cache: TenantModelCache = TenantModelCache()
+    """What is kept of its requests."""
 
 
 class Tenant(Strict):

@@ -55,6 +55,9 @@ class WorkerSettings(Strict):
     cache_salt: bool = True
     """Give it the tenants' cache salts, where there are tenants: `cache_salt` in the body of a request. Engines such as
     vLLM and SGLang take it. Without it the worker's KV cache is not kept apart by tenant."""
+    kv_policy: bool | None = None
+    """Tell it in a header what the tenants' KV may take and how long it is kept (`tenants.members[].cache.kv`). By
+    default workers are told that say in `/v1/models` that they are prefixgate's own."""
     weight: float = Field(default=1.0, gt=0, le=1000)
     """Its share of the work beside the others': 2 is twice as much as 1."""
     block_size: int = Field(default=16, ge=1, le=1024)

@@ -91,6 +91,7 @@ class RigTarget:
     pool: UpstreamPool
     access: WorkerAccess = NO_ACCESS
     takes_salt: bool = True
+    takes_kv_policy: bool = False
 
 
 class Rig:

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from itertools import chain
+from math import inf
 
 from backends.worker.engine.prefix_cache import PrefixCache
 from backends.worker.engine.sequence import Sequence
@@ -100,7 +101,7 @@ class BlockManager:
         n_blocks = (sequence.n_tokens - 1) // self.block_size
         self._hash_up_to(sequence, n_blocks)
         ids = sequence.token_bytes(0, n_blocks * self.block_size)
-        return self._cache.match(sequence.hashes[:n_blocks], ids, sequence.request.salt)
+        return self._cache.match(sequence.hashes[:n_blocks], ids, sequence.request.salt, sequence.came)
 
     def allocate(self, sequence: Sequence, n_tokens: int, matched: Items[int] = ()) -> bool:
         """Hold blocks for the sequence's leading `n_tokens` tokens: those it has, `matched` (only for one that has
@@ -117,6 +118,8 @@ class BlockManager:
             self._take(matched)
             table.extend(matched)
             sequence.n_offered = len(matched)
+            if sequence.expires != inf:
+                self._cache.renew(matched, sequence.expires)
         for _ in range(n_new):
             table.append(self._take_free())
         return True
@@ -129,11 +132,11 @@ class BlockManager:
         if n_full <= sequence.n_offered:
             return
         self._hash_up_to(sequence, n_full)
-        table, size, salt = sequence.block_table, self.block_size, sequence.request.salt
+        table, size, salt, end = sequence.block_table, self.block_size, sequence.request.salt, sequence.expires
         for at in range(sequence.n_offered, n_full):
             ids = sequence.token_bytes(at * size, (at + 1) * size)
             after = table[at - 1] if at else None
-            if not self._cache.enter(table[at], sequence.hashes[at], ids, salt, after=after):
+            if not self._cache.enter(table[at], sequence.hashes[at], ids, salt, after=after, expires=end):
                 break  # nor will what follows it
         sequence.n_offered = n_full
 
@@ -178,7 +181,7 @@ class BlockManager:
         entered = 0
         for at, block in enumerate(blocks, first):
             ids = sequence.token_bytes(at * size, (at + 1) * size)
-            if not self._cache.enter(block, sequence.hashes[at], ids, salt, after=after):
+            if not self._cache.enter(block, sequence.hashes[at], ids, salt, after=after, expires=sequence.expires):
                 break
             after = block
             entered += 1

@@ -51,7 +51,7 @@ class Engine:
         tiers = self.tiers
         look = tiers is not None and tiers.worth_looking(len(request.token_ids) // TOKEN_BYTES)
         try:
-            sequence = self.scheduler.add(request, aside=look)
+            sequence = self.scheduler.add(request, aside=look, now=now)
         except RequestRefusedError as error:
             return Refused(request.id, error.reason, error.param)
         if tiers is not None and look and not tiers.look(sequence, now):

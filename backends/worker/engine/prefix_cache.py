@@ -18,6 +18,7 @@ before any of it is read. It is told with `commit`, or taken back with `abort`.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from math import inf
 from typing import Final
 
 from cache.block_hash import TOKEN_BYTES
@@ -31,7 +32,7 @@ _MEDIUM: Final = "GPU"
 class CachedPrefix:
     """The prefix that ends with these tokens. Compared by identity."""
 
-    __slots__ = ("block_hash", "blocks", "parent", "salt", "token_ids")
+    __slots__ = ("block_hash", "blocks", "expires", "parent", "salt", "token_ids")
 
     def __init__(self, block_hash: BlockHash, parent: CachedPrefix | None, token_ids: TokenIds, salt: str) -> None:
         self.block_hash = block_hash
@@ -42,6 +43,8 @@ class CachedPrefix:
         self.salt = salt
         self.blocks: list[int] = []
         """Blocks of the pool that hold its last block's KV, oldest first."""
+        self.expires = inf
+        """From then on it is not found any more, unless it is used or made anew before."""
 
     def ends_with(self, parent: CachedPrefix | None, token_ids: TokenIds, salt: str) -> bool:
         """Is it the prefix that goes on from `parent` with these tokens?"""
@@ -77,9 +80,9 @@ class PrefixCache:
         """Of everything that can be found; a copy."""
         return frozenset(self._by_hash)
 
-    def match(self, hashes: Items[BlockHash], ids: TokenIds, salt: str) -> list[int]:
-        """Blocks that hold the longest run of leading blocks of `ids`, which `hashes` belong to. Changes nothing; the
-        result is valid until a block is allocated.
+    def match(self, hashes: Items[BlockHash], ids: TokenIds, salt: str, now: float = 0.0) -> list[int]:
+        """Blocks that hold the longest run of leading blocks of `ids`, which `hashes` belong to, as far as it has not
+        expired `now`. Changes nothing; the result is valid until a block is allocated.
         """
         step, find = self._block_bytes, self._by_hash.get
         found: list[int] = []
@@ -88,14 +91,32 @@ class PrefixCache:
             node = find(block_hash)
             if node is None or not node.ends_with(parent, TokenIds(ids[at * step : (at + 1) * step]), salt):
                 break
+            if node.expires <= now:
+                break
             found.append(node.blocks[0])
             parent = node
         return found
 
-    def enter(self, block: int, block_hash: BlockHash, token_ids: TokenIds, salt: str, *, after: int | None) -> bool:
+    def renew(self, blocks: Items[int], expires: float) -> None:
+        """What these blocks hold was used: it is found until then."""
+        for block in blocks:
+            node = self._of_block.get(block)
+            if node is not None:
+                node.expires = expires
+
+    def enter(
+        self,
+        block: int,
+        block_hash: BlockHash,
+        token_ids: TokenIds,
+        salt: str,
+        *,
+        after: int | None,
+        expires: float = inf,
+    ) -> bool:
         """The step under way fills `block` with the KV of these tokens, which follow what block `after` holds (None:
-        they begin the sequence). False, and nothing changed, when they cannot be found: what they follow cannot, or
-        another prefix has their hash.
+        they begin the sequence), and may be found until `expires`. False, and nothing changed, when they cannot be
+        found: what they follow cannot, or another prefix has their hash.
         """
         parent = None if after is None else self._of_block.get(after)
         if parent is None and after is not None:
@@ -107,6 +128,7 @@ class PrefixCache:
             self._log.append(node)
         elif not node.ends_with(parent, token_ids, salt):
             return False
+        node.expires = expires
         node.blocks.append(block)
         self._of_block[block] = node
         self._fresh.append(block)

@@ -111,14 +111,15 @@ class Scheduler:
 
     # --- requests ---
 
-    def add(self, submit: Submit, *, aside: bool = False) -> Sequence:
-        """Queue a request, or put it `aside` until `admit`, while its KV is looked for elsewhere.
+    def add(self, submit: Submit, *, aside: bool = False, now: float = 0.0) -> Sequence:
+        """Queue a request, or put it `aside` until `admit`, while its KV is looked for elsewhere. `now` is for the
+        times of what is cached.
 
         Raises RequestRefusedError when its prompt is empty or leaves no room for an output token, when it could need
         more blocks than there are, when the queue is full or the id is in use.
         """
         self._check(submit)
-        sequence = Sequence(submit, self._arrivals)
+        sequence = Sequence(submit, self._arrivals, now)
         self._arrivals += 1
         self._sequences[sequence.id] = sequence
         if aside:

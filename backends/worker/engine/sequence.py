@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from array import array
 from enum import Enum, auto
+from math import inf
 
 from backends.worker.messages import SamplingParams, Submit
 from cache.block_hash import TOKEN_BYTES
@@ -33,6 +34,8 @@ class Sequence:
         "arrival",
         "block_table",
         "cached_tokens",
+        "came",
+        "expires",
         "hashes",
         "id",
         "n_computed",
@@ -44,13 +47,16 @@ class Sequence:
         "status",
     )
 
-    def __init__(self, request: Submit, arrival: int = 0) -> None:
-        """`arrival` orders sequences of one priority: the lowest goes first."""
+    def __init__(self, request: Submit, arrival: int = 0, came: float = 0.0) -> None:
+        """`arrival` orders sequences of one priority: the lowest goes first. `came`: when it did, in seconds."""
         self.request = request
         self.id: str = request.id
         self.params: SamplingParams = request.params
         self.priority: int = request.priority
         self.arrival = arrival
+        self.came = came
+        self.expires: float = inf if request.kv.ttl is None else came + request.kv.ttl
+        """Sequences that come then or later do not use what this one has used or made."""
         self.status = Status.WAITING
         self._tokens = _unpack(request.token_ids)
         self.n_prompt: int = len(self._tokens)

@@ -119,7 +119,11 @@ class KvTiers:
         return n_prompt > self._chunking.n_tokens
 
     def look(self, sequence: Sequence, now: float) -> bool:
-        """A sequence was put aside: look for what the pool lacks of its prompt. False where that is no whole chunk."""
+        """A sequence was put aside: look for what the pool lacks of its prompt. False where that is no whole chunk, or
+        nothing of its tenant's is kept.
+        """
+        if not sequence.request.kv.keeps:
+            return False
         first = len(self._blocks.match(sequence)) // self._chunking.n_blocks
         if not self.worth_looking(sequence.n_prompt - first * self._chunking.n_tokens):
             return False
@@ -152,6 +156,8 @@ class KvTiers:
 
     def keep(self, sequence: Sequence) -> None:
         """A sequence has ended: write its chunks to the stores that lack them, as many as may be held at a time."""
+        if not sequence.request.kv.keeps:
+            return
         found = self._blocks.match(sequence)
         size = self._chunking.n_blocks
         n_chunks = min(len(found), self._most_held - self._held) // size
@@ -221,7 +227,7 @@ class KvTiers:
             waiting=waiting,
         )
         if plan.probe is not None:
-            self._readers.submit(self._transfer.probe, *arrival.chunks[plan.probe])
+            self._readers.submit(self._transfer.probe, *arrival.chunks[plan.probe], arrival.sequence.request.kv)
         n_chunks = plan.n_chunks
         arrival.chunks = arrival.chunks[:n_chunks]
         if not n_chunks:
@@ -285,7 +291,7 @@ class KvTiers:
             self._done.put(arrival)
 
     def _read(self, arrival: _Arrival) -> None:
-        self._transfer.read(arrival.chunks, arrival.blocks, arrival.progress)
+        self._transfer.read(arrival.chunks, arrival.blocks, arrival.progress, arrival.sequence.request.kv)
         self._done.put(arrival)
 
     def _write(self, kept: _Kept) -> None:

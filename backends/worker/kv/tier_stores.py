@@ -85,12 +85,13 @@ def assemble(
     residency: Residency,
     price: RestorePrice,
     patience: float,
+    wall: Callable[[], float] = time.time,
 ) -> KvTiers:
-    """A pool's KV beyond it. `names`: see `TierReport`."""
+    """A pool's KV beyond it. `names`: see `TierReport`; `wall` is the clock of `FrameInfo.expires`."""
     geometry = chunking.geometry
     return KvTiers(
         store,
-        Transfer(store, chunking, framing, memory, residency=residency, price=price),
+        Transfer(store, chunking, framing, memory, residency=residency, price=price, wall=wall),
         chunking,
         blocks,
         residency=residency,
@@ -144,7 +145,7 @@ def _open_stores(options: EngineOptions, losses: _Losses) -> list[BlockStore]:
             )
     if options.kv_redis:
         with _of_option("kv_redis"):
-            stores.append(RedisStore(_redis(options)))
+            stores.append(RedisStore(_redis(options), evicted=losses.of(Tier.REDIS)))
     return stores
 
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from backends.worker.kv.restore_choice import RestorePrice
 from cache.kv_codec import FrameError, FrameSpec
 from cache.store import FrameInfo
 from cache.tiered_store import TieredStore
+from policies.kv_policy import NO_KV_POLICY, KvPolicy
 from policies.types import Tier
 
 log = logging.getLogger(__name__)
@@ -49,13 +50,16 @@ class Transfer:
         *,
         residency: Residency,
         price: RestorePrice,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        """`wall` is the clock of `FrameInfo.expires`."""
         self._store = store
         self._chunking = chunking
         self._framing = framing
         self._memory = memory
         self._residency = residency
         self._price = price
+        self._wall = wall
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -74,16 +78,24 @@ class Transfer:
             found += zip(specs, self._store.locate([spec.key for spec in specs]), strict=False)
         return found
 
-    def read(self, chunks: Items[tuple[FrameSpec, Tier]], blocks: Items[int], progress: Progress) -> None:
+    def read(
+        self,
+        chunks: Items[tuple[FrameSpec, Tier]],
+        blocks: Items[int],
+        progress: Progress,
+        policy: KvPolicy = NO_KV_POLICY,
+    ) -> None:
         """Fill blocks with these chunks, tier by tier as they lie, until one cannot be had. The blocks of what could
-        not are zeros then. What each run of one tier took is what the tier is known by.
+        not are zeros then. What each run of one tier took is what the tier is known by. `policy`: whoever reads.
         """
         with self._safely("restored"):
+            expires = policy.expires(self._wall())
             for tier, run in groupby(chunks, key=itemgetter(1)):
                 start, n_bytes = time.perf_counter(), 0
                 whole = True
                 for spec, _ in run:
-                    whole = not progress.stop and self._read_chunk(spec, tier, self._of_chunk(progress.n_read, blocks))
+                    into = self._of_chunk(progress.n_read, blocks)
+                    whole = not progress.stop and self._read_chunk(spec, tier, into, expires)
                     if not whole:
                         break
                     progress.n_read += 1
@@ -95,10 +107,11 @@ class Transfer:
         for block in blocks[progress.n_read * self._chunking.n_blocks :]:
             self._memory.wipe(block)
 
-    def probe(self, spec: FrameSpec, tier: Tier) -> None:
+    def probe(self, spec: FrameSpec, tier: Tier, policy: KvPolicy = NO_KV_POLICY) -> None:
         """Read a chunk for nothing but to learn how fast its tier is now."""
         start = time.perf_counter()
-        if self._store.read_from(tier, spec.key, [memoryview(bytearray(spec.frame_bytes))]):
+        pieces = [memoryview(bytearray(spec.frame_bytes))]
+        if self._store.read_from(tier, spec.key, pieces, expires=policy.expires(self._wall())):
             self._price.read(tier, spec.frame_bytes, time.perf_counter() - start)
 
     def write(self, sequence: Sequence, blocks: Items[int]) -> None:
@@ -106,16 +119,17 @@ class Transfer:
         with self._safely("kept"):
             specs = self._chunking.frames(sequence, len(blocks) * self._chunking.geometry.block_size)
             self._residency.name(sequence, specs)
+            expires = sequence.request.kv.expires(self._wall())
             for number, spec in enumerate(specs):
-                self._write_chunk(spec, self._of_chunk(number, blocks), wanted=sequence.request.wanted)
+                self._write_chunk(spec, self._of_chunk(number, blocks), _told(spec, sequence, expires))
 
     def _of_chunk(self, number: int, blocks: Items[int]) -> Items[int]:
         size = self._chunking.n_blocks
         return blocks[number * size : (number + 1) * size]
 
-    def _read_chunk(self, spec: FrameSpec, tier: Tier, blocks: Items[int]) -> bool:
+    def _read_chunk(self, spec: FrameSpec, tier: Tier, blocks: Items[int], expires: float | None) -> bool:
         with self._memory.write(blocks) as pieces, self._framing.reading(spec, pieces) as reading:
-            if not self._store.read_from(tier, spec.key, reading.pieces):
+            if not self._store.read_from(tier, spec.key, reading.pieces, expires=expires):
                 self._count("gone")
                 return False
             try:
@@ -126,8 +140,7 @@ class Transfer:
                 return False
         return True
 
-    def _write_chunk(self, spec: FrameSpec, blocks: Items[int], *, wanted: bool) -> None:
-        info = FrameInfo(parent=spec.parent, tenant=spec.salt.hex(), n_tokens=spec.n_tokens, wanted=wanted)
+    def _write_chunk(self, spec: FrameSpec, blocks: Items[int], info: FrameInfo) -> None:
         if self._store.note(spec.key, spec.frame_bytes, info):
             return
         try:
@@ -148,3 +161,16 @@ class Transfer:
     def _count(self, what: str, n: int = 1) -> None:
         with self._lock:
             self._counts[what] += n
+
+
+def _told(spec: FrameSpec, sequence: Sequence, expires: float | None) -> FrameInfo:
+    """What stores are told of a chunk. A client may have many salts: they count together where their owner is told."""
+    policy = sequence.request.kv
+    return FrameInfo(
+        parent=spec.parent,
+        tenant=f"owner {policy.owner}" if policy.owner else spec.salt.hex(),  # no salt looks like an owner
+        n_tokens=spec.n_tokens,
+        wanted=sequence.request.wanted,
+        expires=expires,
+        policy=policy,
+    )

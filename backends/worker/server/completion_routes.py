@@ -45,7 +45,15 @@ class CompletionRoutes:
         serving = self._serving
         cut_off = (lambda: _cut_off(request)) if plan.stream else None
         wanted = plan.wanted or _SESSION in request.headers
-        generation = Generation(serving.engine, plan, serving.texts, serving.metrics, cut_off, wanted=wanted)
+        generation = Generation(
+            serving.engine,
+            plan,
+            serving.texts,
+            serving.metrics,
+            cut_off,
+            wanted=wanted,
+            kv=serving.kv_policy(request),
+        )
         rendering = Rendering(name, int(time.time()), plan, generation.choices)
         with generation:
             if plan.stream:

@@ -16,6 +16,7 @@ from backends.worker.server.choice import Choice
 from backends.worker.server.metrics import WorkerMetrics
 from backends.worker.server.plan import Plan
 from backends.worker.text.detokenizer import TokenTexts
+from policies.kv_policy import NO_KV_POLICY, KvPolicy
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +42,14 @@ class Generation:
         overrun: Callable[[], None] | None = None,
         *,
         wanted: bool = False,
+        kv: KvPolicy = NO_KV_POLICY,
     ) -> None:
         self._engine = engine
         self._plan = plan
         self._metrics = metrics
         self._overrun = overrun
         self._wanted = wanted
+        self._kv = kv
         self._streamed = plan.stream
         self.choices = [Choice(planned, plan, texts) for planned in plan.choices]
         self._open: dict[str, Choice] = {}
@@ -75,6 +78,7 @@ class Generation:
                         salt=plan.salt,
                         priority=plan.priority,
                         wanted=self._wanted,
+                        kv=self._kv,
                     ),
                     self._receiver(number, choice),
                 )

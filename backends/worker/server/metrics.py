@@ -82,6 +82,11 @@ def _tier_lines(stats: EngineStats) -> list[str]:
             labels = f'tier="{escaped(tier.tier)}",store="{escaped(tier.store)}"'
             lines.append(f"prefixgate:{name}{{{labels}}} {float(getattr(tier, field))}")
     if stats.tiers:
+        lines.append("# TYPE prefixgate:kv_tier_expired_total counter")
+    for tier in stats.tiers:
+        labels = f'tier="{escaped(tier.tier)}",store="{escaped(tier.store)}"'
+        lines.append(f"prefixgate:kv_tier_expired_total{{{labels}}} {float(tier.expired)}")
+    if stats.tiers:
         lines.append("# TYPE prefixgate:kv_events_total counter")
     for what, count in sorted(stats.kv_counts.items()):
         lines.append(f'prefixgate:kv_events_total{{what="{escaped(what)}"}} {float(count)}')

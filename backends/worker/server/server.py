@@ -9,6 +9,7 @@ from aiohttp import web
 from backends.engine_api.api_errors import ApiError
 from backends.engine_api.bodies import DetokenizeRequest, read_body
 from backends.engine_api.http_frame import Handler, check_bearer, errors_told
+from backends.model_names import OUR_NAME
 from backends.worker.engine_client import EngineUnavailableError
 from backends.worker.server.completion_routes import CompletionRoutes
 from backends.worker.server.generation import unavailable
@@ -71,7 +72,7 @@ class WorkerServer:
             "id": serving.model,
             "object": "model",
             "created": serving.created,
-            "owned_by": "prefixgate",
+            "owned_by": OUR_NAME,
             "root": serving.model,
             "parent": None,
             "max_model_len": serving.ready.max_model_len,

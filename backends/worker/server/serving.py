@@ -19,8 +19,10 @@ from backends.worker.messages import Ready
 from backends.worker.options import WorkerOptions
 from backends.worker.server.metrics import WorkerMetrics
 from backends.worker.server.plan import Planner
+from backends.worker.server.told_policy import ToldPolicy
 from backends.worker.text.detokenizer import TokenTexts
 from cache.tokenizer import Tokenizer
+from policies.kv_policy import KV_POLICY_FIELD, KvPolicy
 
 _SHORT_BODY: Final = 8192
 """Bytes of a body that is read, rendered and tokenized within a millisecond or so."""
@@ -44,10 +46,15 @@ class Serving:
         self.planner = Planner(self.model, tokenizer, ready, lambda: _RANDOM.getrandbits(63))
         self.created = int(time.time())
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+        self._told_policy = ToldPolicy(believed=options.kv_policy)
 
     def close(self) -> None:
         """Let the threads go; what they still do is wanted by nobody."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def kv_policy(self, request: web.Request) -> KvPolicy:
+        """What a gateway says of the KV of a request's tenant."""
+        return self._told_policy.read(request.headers.getall(KV_POLICY_FIELD, ()))
 
     async def with_body(self, request: web.Request, work: Callable[[bytes], _Result]) -> _Result:
         """What pure `work` makes of a request's body, in a thread where that may take long. Raises ApiError."""
