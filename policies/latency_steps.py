@@ -227,13 +227,16 @@ class EngineSteps:
 
     def step_ended(self, now: float, speed: Speed) -> None:
         """An answer ended, and with it a step."""
-        if self.step is not None and not self._finishing:
-            end = self.end(speed)
-            if now - self.began > end - now:
+        if self.step is None:
+            pass
+        elif now <= self.began + SAME_STEP_S:
+            self.began = now
+            self._open_until = -inf
+        elif not self._finishing:
+            if now - self.began > self.end(speed) - now:
                 self._begin(now)
             else:
                 self.began = now
-                self._open_until = -inf
         self._boundary = now
 
     def gone(self, prompt: Prompt) -> None:
