@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from math import exp, inf
 from typing import Final, NamedTuple
 
+from policies.latency_endings import Endings
 from policies.latency_steps import EngineSteps, Fills, Prompt, Served, Speed
 
 _LATE_S: Final = 20.0
 """Time constant of what was prefilled and given back "of late"."""
 _LEAST_SPAN: Final = 0.05
 """Share of it that a rate is taken over at least."""
+
+_NEARLY_FULL: Final = 0.5
+_SHARED_GAIN: Final = 0.5
+_MOST_LOOKED_AT: Final = 32
 
 
 class Load(NamedTuple):
@@ -40,6 +46,12 @@ class Load(NamedTuple):
     """Uncached tokens per second that it prefilled of late."""
     step_rate: float = 0.0
     """Steps per second, of late, that prefilled something."""
+    used_tokens: float = 0.0
+    """Of its KV cache, by those that run; prefixes that they share count once, where it tells how full it is."""
+    room_tokens: float = inf
+    """That its KV cache holds."""
+    ends_per_step: float = 0.0
+    """Running requests that the next step ends, in the mean; 0 while there is room enough for all."""
 
 
 class WorkerLoad:
@@ -48,11 +60,18 @@ class WorkerLoad:
     Whatever is told of a ticket that is not known (any more) changes nothing.
     """
 
-    __slots__ = ("_answered_sum", "_budget", "_held_running", "_held_waiting", "_late_at", "_late_from", "_prefilled",
-                 "_released", "_running", "_steps", "_steps_done", "_unary", "_waiting")  # fmt: skip
+    __slots__ = ("_answered_sum", "_budget", "_endings", "_held_running", "_held_waiting", "_late_at", "_late_from", "_prefilled",
+                 "_shared",
+                 "_released", "_running", "_steps", "_steps_done", "_unary", "_waiting", "room")  # fmt: skip
 
-    def __init__(self, budget: float = 8_192.0, fills: Fills | None = None) -> None:
+    def __init__(
+        self, budget: float = 8_192.0, fills: Fills | None = None, endings: Endings | None = None
+    ) -> None:
         """`budget`: tokens that one of its steps computes at most."""
+        self.room = inf
+        """Tokens that its KV cache holds."""
+        self._endings = endings or Endings()
+        self._shared = 0.0  # tokens that each running request has in common with the others
         self._budget = budget
         self._steps = EngineSteps(budget, fills)
         self._waiting: dict[int, Prompt] = {}  # oldest first
@@ -84,7 +103,29 @@ class WorkerLoad:
             self._released * per_second,
             self._prefilled * per_second,
             self._steps_done * per_second,
+            used := self._used(steps.held),
+            self.room,
+            self._ends(now, tpot_s) if used + self._held_waiting > _NEARLY_FULL * self.room else 0.0,
         )
+
+    def told_used(self, tokens: float, now: float, speed: Speed, tpot_s: float) -> None:
+        """So many tokens of its KV cache are in use."""
+        steps = self._advance(now, speed, tpot_s)
+        among = len(self._running) - 1
+        if among > 0:
+            shared = (steps.held + steps.begun_tokens - tokens) / among
+            self._shared += _SHARED_GAIN * (min(max(shared, 0.0), steps.held / (among + 1)) - self._shared)
+
+    def _used(self, held: float) -> float:
+        return max(held - self._shared * (len(self._running) - 1), 0.0) if self._running else 0.0
+
+    def _ends(self, now: float, tpot_s: float) -> float:
+        """Of at most so many, and the others alike."""
+        if not self._running:
+            return 0.0
+        chance, per_s = self._endings.chance, 1.0 / tpot_s if tpot_s > 0 else 0.0
+        some = list(islice(self._running.values(), _MOST_LOOKED_AT))
+        return sum([chance((now - each.answered) * per_s + 1.0) for each in some]) * len(self._running) / len(some)
 
     def sent(
         self,
@@ -132,7 +173,10 @@ class WorkerLoad:
             return None
         self._steps_done += served.terms[0]
         return served._replace(
-            running=len(self._running), running_tokens=steps.held, waiting_tokens=self._held_waiting
+            running=len(self._running),
+            running_tokens=self._used(steps.held),
+            waiting_tokens=self._held_waiting,
+            room=self.room,
         )
 
     def ended(self, ticket: int, output_tokens: float, now: float, speed: Speed, tpot_s: float) -> None:
@@ -151,6 +195,7 @@ class WorkerLoad:
             self._fade(now)
             self._released += prompt.held + output_tokens
             if output_tokens > 0:
+                self._endings.observe(int(output_tokens))
                 steps.step_ended(now, speed)
 
     def _advance(self, now: float, speed: Speed, tpot_s: float) -> EngineSteps:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from policies.latency_calibration import Correction, Errors, Margin
 from policies.latency_decode import LEAST_TPOT_S, DecodePace, Recent
+from policies.latency_endings import Endings
 from policies.latency_fit import SharedFit
 from policies.latency_load import Load, WorkerLoad
 from policies.latency_path import LEAST_S, MOST_S, Estimate, Judges, PrefillPath, Situation
@@ -47,7 +48,7 @@ class LatencyPrior:
 class FleetLatency:
     """What the workers of one class (a model on one kind of machine) know together; each new one begins with it."""
 
-    __slots__ = ("correction", "fills", "judges", "margins", "path", "prior", "recent", "room_judges", "tpot",
+    __slots__ = ("correction", "endings", "fills", "judges", "margins", "path", "prior", "recent", "room_correction", "room_judges", "tpot",
                  "tpot_correction", "tpot_margin")  # fmt: skip
 
     def __init__(self, prior: LatencyPrior | None = None) -> None:
@@ -56,6 +57,8 @@ class FleetLatency:
         self.tpot = SharedFit((prior.tpot_s, 0.0, 0.0))
         self.room_judges = (Judges(), Judges())
         self.fills = Fills()
+        self.endings = Endings()
+        self.room_correction = Correction()
         self.judges = Judges()
         self.recent = Recent()
         self.correction = Correction()
@@ -83,16 +86,16 @@ class Prediction(NamedTuple):
 class LatencyModel:
     """One worker's. No method keeps what it is given."""
 
-    __slots__ = ("_correction", "_decode", "_margins", "_path", "_tpot_correction", "_tpot_margin", "tpot_errors",
+    __slots__ = ("_correction", "_decode", "_margins", "_path", "_room_correction", "_tpot_correction", "_tpot_margin", "tpot_errors",
                  "ttft_errors")  # fmt: skip
 
-    def __init__(self, fleet: FleetLatency | None = None, *, kv_tokens: float = inf) -> None:
-        """`kv_tokens`: how many tokens its KV cache holds, where that is known."""
+    def __init__(self, fleet: FleetLatency | None = None) -> None:
         fleet = fleet or FleetLatency()
         budget = float(fleet.prior.step_tokens)
-        self._path = PrefillPath(fleet.path, fleet.fills, fleet.room_judges, budget, kv_tokens)
+        self._path = PrefillPath(fleet.path, fleet.fills, fleet.room_judges, budget)
         self._decode = DecodePace(fleet.tpot, fleet.judges, fleet.recent, self._path, budget)
         self._correction = Correction(fleet.correction)
+        self._room_correction = fleet.room_correction
         self._tpot_correction = Correction(fleet.tpot_correction)
         self._margins = [Margin(margin) for margin in fleet.margins]
         self._tpot_margin = Margin(fleet.tpot_margin)
@@ -109,10 +112,6 @@ class LatencyModel:
         """How fast it prefills just now."""
         return self._path.speed
 
-    def hold(self, kv_tokens: float) -> None:
-        """Its KV cache holds so many tokens; infinite where that is not known."""
-        self._path.hold(kv_tokens)
-
     def predict(self, load: Load, uncached: float, context: float = 0.0, restore_s: float = 0.0) -> Prediction:
         """For a prompt of `uncached` tokens to compute after `context` that are there, of which some take `restore_s`
         seconds to be brought back.
@@ -120,7 +119,8 @@ class LatencyModel:
         uncached = min(max(uncached, 1.0), _MOST_TOKENS)
         context = min(max(context, 0.0), _MOST_TOKENS)
         estimate = self._path.estimate(load, uncached, context)
-        ttft = estimate.seconds * self._correction.factor
+        correction = self._room_correction if estimate.situation is Situation.ROOM else self._correction
+        ttft = estimate.seconds * correction.factor
         tpot = self._decode.estimate(load, uncached + context) * self._tpot_correction.factor
         return Prediction(
             _bounded(ttft + restore_s),
@@ -144,9 +144,11 @@ class LatencyModel:
         said = max(predicted.ttft_s - predicted.restore_s, LEAST_S)
         self._margins[predicted.situation].observe(took / said, missed=ttft_s > predicted.ttft_p90_s)
         estimate = predicted.estimate
-        self._correction.observe(took / estimate.seconds)
         if estimate.situation is Situation.ROOM:
             self._path.observe(estimate, took)
+            self._room_correction.observe(took / estimate.seconds)
+        else:
+            self._correction.observe(took / estimate.seconds)
 
     def observe_tpot(self, predicted: Prediction, output_tokens: int, decode_s: float) -> None:
         """It made so many tokens, from the first to the last in so many seconds. What cannot be is ignored."""
@@ -177,14 +179,26 @@ class WorkerLatency:
     __slots__ = ("_firsts", "_load", "_predictions", "_sent", "model")
 
     def __init__(self, fleet: FleetLatency | None = None, *, kv_tokens: float = inf) -> None:
-        """`fleet` is shared by the workers of one class; `kv_tokens` as in `LatencyModel`."""
-        self.model = LatencyModel(fleet, kv_tokens=kv_tokens)
-        self._load = WorkerLoad((fleet.prior if fleet else LatencyPrior()).step_tokens, fleet.fills if fleet else None)
+        """`fleet` is shared by the workers of one class; `kv_tokens`: how many its KV cache holds, where that is known.
+        """
+        fleet = fleet or FleetLatency()
+        self.model = LatencyModel(fleet)
+        self._load = WorkerLoad(fleet.prior.step_tokens, fleet.fills, fleet.endings)
+        self.hold(kv_tokens)
         self._predictions: dict[int, tuple[Prediction, float, bool]] = {}  # ticket -> what was said, when, streams
         self._firsts: dict[int, float] = {}  # ticket -> first token
 
     def __len__(self) -> int:
         return len(self._predictions)
+
+    def hold(self, kv_tokens: float) -> None:
+        """Its KV cache holds so many tokens; infinite where that is not known."""
+        self._load.room = kv_tokens
+
+    def told_used(self, share: float, now: float) -> None:
+        """It says that this share of its KV cache is in use."""
+        if self._load.room < inf:
+            self._load.told_used(share * self._load.room, now, self.model.speed, self.model.recent_tpot_s)
 
     def load(self, now: float) -> Load:
         """What it has to do."""

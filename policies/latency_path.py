@@ -27,8 +27,13 @@ MOST_S: Final = 1e6
 _MOST_OFF: Final = 3.0
 """A measurement teaches as if it were at most so many times what was believed: one stall moves little."""
 _LONG_QUEUE: Final = 4.0
+_STUCK: Final = 3.0
+"""By so many steps late, it is for want of room."""
 _BLOCKED: Final = 3.0
 """By so many times must a stretch be late to say that there was no room, where the cache's size is not known."""
+_FULL: Final = 0.95
+_LATE: Final = 1.15
+_MOST_SKIPPED: Final = 12
 _STRETCHES: Final = 12
 _PACE_PRIOR: Final = 1
 _MOST_PACE: Final = 100.0
@@ -88,33 +93,23 @@ class Judges:
 class PrefillPath:
     """One worker's."""
 
-    __slots__ = ("_fills", "_judges", "_room_known", "_stretches", "budget", "fit", "pace", "room", "speed")
+    __slots__ = ("_fills", "_judges", "_skipped", "_stretches", "budget", "fit", "pace", "speed")
 
-    def __init__(
-        self, shared: SharedFit, fills: Fills, judges: tuple[Judges, Judges], budget: float, kv_tokens: float
-    ) -> None:
+    def __init__(self, shared: SharedFit, fills: Fills, judges: tuple[Judges, Judges], budget: float) -> None:
         """`judges`: of prompts that do not fit, behind others that are overdue, and not."""
         self.fit = Fit(shared)
         self._fills = fills
         self._judges = judges
         self.budget = budget
-        self.room = inf
-        """Tokens that its KV cache holds, in the measure in which they are counted here."""
-        self._room_known = False
+        self._skipped = 0
         self.pace = 1.0
         """How long it takes just now, over what the coefficients say."""
         self._stretches: deque[Served] = deque(maxlen=_STRETCHES)
         self.speed = Speed(*self.fit.coefficients)
-        self.hold(kv_tokens)
-
-    def hold(self, kv_tokens: float) -> None:
-        """Its KV cache holds so many tokens; infinite where not known, to find out."""
-        self.room = kv_tokens
-        self._room_known = kv_tokens < inf
 
     def estimate(self, load: Load, uncached: float, context: float) -> Estimate:
         """Until the first token of a prompt of so many uncached tokens after so many cached ones."""
-        rest_s, join, behind, behind_pairs, budget, waiting, running, held, waiting_tokens, released, *_ = load
+        rest_s, join, behind, behind_pairs, budget, waiting, running, held, *_ = load
         a, b, c, d, e = self.speed
         decode = d + e * held if running or waiting else 0.0
         overdue = rest_s < 0.0
@@ -129,9 +124,13 @@ class PrefillPath:
         tokens += own + self._fills.shares[bucket] * slack
         own_s = steps * (a + decode) + b * tokens + c * (behind_pairs + attended(uncached, context))
         seconds = _bounded(ahead_s + own_s)
-        lack = uncached + context + held + waiting_tokens - self.room
-        if lack > 0.0 and released > 0.0 and (wait_s := lack / released) > ahead_s:
-            full_s = _bounded(wait_s + own_s)
+        lack = uncached + context + load.used_tokens + load.waiting_tokens - load.room_tokens
+        stuck = running and rest_s < -max(_STUCK * decode, 0.0) and load.ends_per_step
+        if (lack > 0.0 or stuck) and load.ends_per_step > 0.0:
+            ends = max(ceil(lack * running / max(load.used_tokens, 1.0)), 1)
+            ends = min(ends, running)
+            wait = (ends - 0.3) / load.ends_per_step
+            full_s = _bounded(seconds + max(wait - (0.0 if overdue else steps), 0.0) * decode)
             blend = self._judges[overdue].blend(seconds, full_s)
             return Estimate(blend, Situation.ROOM, bucket, overdue, seconds, full_s)
         situation = Situation.IDLE
@@ -151,15 +150,11 @@ class PrefillPath:
         believed = self.speed.seconds(served.terms)
         if believed <= 0.0 or served.seconds <= 0.0:
             return
-        held = served.running_tokens
-        late = served.running > 0 and served.seconds > _BLOCKED * believed
-        if late and not self._room_known:
-            self.room = self.room + 0.3 * (held - self.room) if self.room < inf else held
+        full = served.waiting_tokens + served.running_tokens > _FULL * served.room
+        if full and served.seconds > _LATE * believed and self._skipped < _MOST_SKIPPED:
+            self._skipped += 1
             return
-        if not late and held > self.room:
-            self.room = held
-        if late and held + served.waiting_tokens > self.room:
-            return
+        self._skipped = 0
         self._stretches.append(served)
         usual = believed
         taught = min(max(served.seconds, usual / _MOST_OFF), usual * _MOST_OFF)

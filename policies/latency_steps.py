@@ -80,6 +80,8 @@ class Served(NamedTuple):
     """Who ran at its end, and what they held."""
     running_tokens: float = 0.0
     waiting_tokens: float = 0.0
+    room: float = inf
+    """Tokens that its KV cache holds."""
 
 
 class Fills:
@@ -160,6 +162,14 @@ class EngineSteps:
         if self.step is None or self._queue or now > self._open_until:
             return 0.0
         return max(self.budget - self.step[1], 0.0)
+
+    @property
+    def begun_tokens(self) -> float:
+        """That the prompts hold by the end of the step under way of which anything was computed."""
+        held = sum([prompt.context for prompt in self._finishing.values()])
+        if self._waits() and self._queue[0].chunk:
+            held += self._queue[0].context
+        return held
 
     # -- what happens
 
