@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from math import exp, inf
 from typing import Final, NamedTuple
@@ -15,7 +16,6 @@ _LEAST_SPAN: Final = 0.05
 """Share of it that a rate is taken over at least."""
 
 _NEARLY_FULL: Final = 0.5
-_SHARED_GAIN: Final = 0.5
 _MOST_LOOKED_AT: Final = 32
 
 
@@ -47,7 +47,9 @@ class Load(NamedTuple):
     step_rate: float = 0.0
     """Steps per second, of late, that prefilled something."""
     used_tokens: float = 0.0
-    """Of its KV cache, by those that run; prefixes that they share count once, where it tells how full it is."""
+    """Of its KV cache. Prefixes that several share count once, where it tells how full it is."""
+    needed_tokens: float = 0.0
+    """More, for those that wait."""
     room_tokens: float = inf
     """That its KV cache holds."""
     ends_per_step: float = 0.0
@@ -61,8 +63,9 @@ class WorkerLoad:
     """
 
     __slots__ = ("_answered_sum", "_budget", "_endings", "_held_running", "_held_waiting", "_late_at", "_late_from", "_prefilled",
-                 "_shared",
-                 "_released", "_running", "_steps", "_steps_done", "_unary", "_waiting", "room")  # fmt: skip
+                 "_begun", "_need_waiting",
+                 "_released", "_running", "_steps", "_steps_done", "_unary", "_unique", "_used", "_waiting",
+                 "room")  # fmt: skip
 
     def __init__(
         self, budget: float = 8_192.0, fills: Fills | None = None, endings: Endings | None = None
@@ -71,7 +74,10 @@ class WorkerLoad:
         self.room = inf
         """Tokens that its KV cache holds."""
         self._endings = endings or Endings()
-        self._shared = 0.0  # tokens that each running request has in common with the others
+        self._used = self._need_waiting = 0.0
+        self._unique = 1.0
+        """Used tokens over those that all hold by themselves."""
+        self._begun: Iterable[Prompt] = ()
         self._budget = budget
         self._steps = EngineSteps(budget, fills)
         self._waiting: dict[int, Prompt] = {}  # oldest first
@@ -103,21 +109,32 @@ class WorkerLoad:
             self._released * per_second,
             self._prefilled * per_second,
             self._steps_done * per_second,
-            used := self._used(steps.held),
+            self._used,
+            self._need_waiting,
             self.room,
-            self._ends(now, tpot_s) if used + self._held_waiting > _NEARLY_FULL * self.room else 0.0,
+            self._ends(now, tpot_s) if self._used + self._need_waiting > _NEARLY_FULL * self.room else 0.0,
         )
 
-    def told_used(self, tokens: float, now: float, speed: Speed, tpot_s: float) -> None:
-        """So many tokens of its KV cache are in use."""
+    def told_used(self, tokens: float, at_work: int | None, now: float, speed: Speed, tpot_s: float) -> None:
+        """So many tokens of its KV cache are in use, by so many requests that it computes or decodes."""
         steps = self._advance(now, speed, tpot_s)
-        among = len(self._running) - 1
-        if among > 0:
-            shared = (steps.held + steps.begun_tokens - tokens) / among
-            self._shared += _SHARED_GAIN * (min(max(shared, 0.0), steps.held / (among + 1)) - self._shared)
+        held = steps.held
+        begun = () if at_work is not None and at_work <= len(self._running) else steps.begun()
+        for prompt in self._begun:
+            prompt.need = self._need(prompt.tokens, prompt.held - prompt.tokens)
+        for prompt in begun:
+            prompt.need = prompt.left
+            held += prompt.context
+        self._begun = begun
+        self._need_waiting = sum([prompt.need for prompt in self._waiting.values()])
+        self._used = tokens
+        self._unique = min(max(tokens / held, 0.05), 1.0) if held > 0.0 else 1.0
 
-    def _used(self, held: float) -> float:
-        return max(held - self._shared * (len(self._running) - 1), 0.0) if self._running else 0.0
+    def _need(self, uncached: float, context: float) -> float:
+        """Of the KV cache for a prompt. Cached blocks that nobody uses are part of what is free, so that more of
+        them than that are in use already.
+        """
+        return uncached + (context if context <= self.room - self._used else 0.0)
 
     def _ends(self, now: float, tpot_s: float) -> float:
         """Of at most so many, and the others alike."""
@@ -147,6 +164,8 @@ class WorkerLoad:
         prompt.bucket = bucket
         self._waiting[ticket] = prompt
         self._held_waiting += prompt.held
+        prompt.need = self._need(prompt.tokens, prompt.context)
+        self._need_waiting += prompt.need
         if not streams:
             self._unary.add(ticket)
         steps.add(prompt, now, speed)
@@ -174,8 +193,8 @@ class WorkerLoad:
         self._steps_done += served.terms[0]
         return served._replace(
             running=len(self._running),
-            running_tokens=self._used(steps.held),
-            waiting_tokens=self._held_waiting,
+            running_tokens=self._used,
+            waiting_tokens=self._need_waiting + prompt.need,
             room=self.room,
         )
 
@@ -185,13 +204,14 @@ class WorkerLoad:
         if ticket in self._waiting:
             prompt = self._waiting.pop(ticket)
             self._unary.discard(ticket)
-            self._held_waiting = self._held_waiting - prompt.held if self._waiting else 0.0
+            self._no_longer_waits(prompt)
             steps.gone(prompt)
         elif (prompt := self._running.pop(ticket, None)) is not None:
             self._held_running -= prompt.held
             self._answered_sum -= prompt.answered
+            self._used = max(self._used - self._unique * (prompt.held + output_tokens), 0.0)
             if not self._running:
-                self._held_running = self._answered_sum = 0.0
+                self._held_running = self._answered_sum = self._used = 0.0
             self._fade(now)
             self._released += prompt.held + output_tokens
             if output_tokens > 0:
@@ -210,12 +230,20 @@ class WorkerLoad:
     def _answered(self, prompt: Prompt, now: float, tpot_s: float) -> None:
         del self._waiting[prompt.ticket]
         self._unary.discard(prompt.ticket)
-        self._held_waiting = self._held_waiting - prompt.held if self._waiting else 0.0
+        self._no_longer_waits(prompt)
+        self._used += prompt.need
         prompt.answered = now
         self._running[prompt.ticket] = prompt
         self._held_running += prompt.held
         self._answered_sum += now
         self._steps.running, self._steps.held = len(self._running), self._held(now, tpot_s)
+
+    def _no_longer_waits(self, prompt: Prompt) -> None:
+        if self._waiting:
+            self._held_waiting -= prompt.held
+            self._need_waiting -= prompt.need
+        else:
+            self._held_waiting = self._need_waiting = 0.0
 
     def _held(self, now: float, tpot_s: float) -> float:
         if not self._running:

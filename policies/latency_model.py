@@ -195,10 +195,10 @@ class WorkerLatency:
         """Its KV cache holds so many tokens; infinite where that is not known."""
         self._load.room = kv_tokens
 
-    def told_used(self, share: float, now: float) -> None:
-        """It says that this share of its KV cache is in use."""
+    def told_used(self, share: float, at_work: int | None, now: float) -> None:
+        """It says that this share of its KV cache is in use, by so many requests that it computes or decodes."""
         if self._load.room < inf:
-            self._load.told_used(share * self._load.room, now, self.model.speed, self.model.recent_tpot_s)
+            self._load.told_used(share * self._load.room, at_work, now, self.model.speed, self.model.recent_tpot_s)
 
     def load(self, now: float) -> Load:
         """What it has to do."""

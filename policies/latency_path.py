@@ -124,7 +124,9 @@ class PrefillPath:
         tokens += own + self._fills.shares[bucket] * slack
         own_s = steps * (a + decode) + b * tokens + c * (behind_pairs + attended(uncached, context))
         seconds = _bounded(ahead_s + own_s)
-        lack = uncached + context + load.used_tokens + load.waiting_tokens - load.room_tokens
+        used = load.used_tokens
+        free = load.room_tokens - used
+        lack = uncached + (context if context <= free else 0.0) + load.needed_tokens - free
         stuck = running and rest_s < -max(_STUCK * decode, 0.0) and load.ends_per_step
         if (lack > 0.0 or stuck) and load.ends_per_step > 0.0:
             ends = max(ceil(lack * running / max(load.used_tokens, 1.0)), 1)

@@ -47,7 +47,7 @@ class Speed(NamedTuple):
 class Prompt:
     """One that waits for its first token."""
 
-    __slots__ = ("answered", "bucket", "chunk", "context", "gone", "held", "left", "place", "ready_at", "sent",
+    __slots__ = ("answered", "bucket", "chunk", "context", "gone", "held", "left", "need", "place", "ready_at", "sent",
                  "streams", "ticket", "tokens")  # fmt: skip
 
     def __init__(self, ticket: int, tokens: float, context: float, sent: float, *, streams: bool = True) -> None:
@@ -61,6 +61,8 @@ class Prompt:
         self.sent = self.answered = self.ready_at = sent
         self.streams = streams
         self.gone = False
+        self.need = 0.0
+        """Tokens of the KV cache that it takes up and that are not counted as used."""
         self.chunk = 0.0
         """What the last step computed of it."""
         self.place = 0.0
@@ -163,13 +165,12 @@ class EngineSteps:
             return 0.0
         return max(self.budget - self.step[1], 0.0)
 
-    @property
-    def begun_tokens(self) -> float:
-        """That the prompts hold by the end of the step under way of which anything was computed."""
-        held = sum([prompt.context for prompt in self._finishing.values()])
+    def begun(self) -> list[Prompt]:
+        """Prompts of which something is computed."""
+        begun = [*self._finishing.values()]
         if self._waits() and self._queue[0].chunk:
-            held += self._queue[0].context
-        return held
+            begun.append(self._queue[0])
+        return begun
 
     # -- what happens
 
