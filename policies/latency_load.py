@@ -231,7 +231,7 @@ class WorkerLoad:
         del self._waiting[prompt.ticket]
         self._unary.discard(prompt.ticket)
         self._no_longer_waits(prompt)
-        self._used += prompt.need
+        self._used = min(self._used + prompt.need, self.room)
         prompt.answered = now
         self._running[prompt.ticket] = prompt
         self._held_running += prompt.held

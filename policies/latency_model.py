@@ -55,7 +55,7 @@ class FleetLatency:
         self.prior = prior = prior or LatencyPrior()
         self.path = SharedFit((prior.step_s, 1.0 / prior.tokens_per_second, 0.0, prior.tpot_s, 0.0))
         self.tpot = SharedFit((prior.tpot_s, 0.0, 0.0))
-        self.room_judges = (Judges(), Judges())
+        self.room_judges = (Judges(), Judges(), Judges())
         self.fills = Fills()
         self.endings = Endings()
         self.room_correction = Correction()
@@ -199,6 +199,11 @@ class WorkerLatency:
         """It says that this share of its KV cache is in use, by so many requests that it computes or decodes."""
         if self._load.room < inf:
             self._load.told_used(share * self._load.room, at_work, now, self.model.speed, self.model.recent_tpot_s)
+
+    def kv_share(self, now: float) -> float:
+        """Of its KV cache, used and needed by those that wait; 0 where nobody knows how much it holds."""
+        load = self.load(now)
+        return (load.used_tokens + load.needed_tokens) / load.room_tokens
 
     def load(self, now: float) -> Load:
         """What it has to do."""

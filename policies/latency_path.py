@@ -12,6 +12,7 @@ answers are blended by how well each did of late.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from enum import IntEnum
 from math import ceil, exp, inf, log
 from typing import Final, NamedTuple
@@ -61,8 +62,10 @@ class Estimate(NamedTuple):
     situation: Situation
     bucket: int
     """When its last step begins; see `Fills`."""
-    overdue: bool
-    """Whether what is ahead should have been done by now."""
+    judge: int
+    """Who says whether it waits for room: of prompts that are alone, behind others, and behind others that should have
+    been answered by now.
+    """
     if_room_s: float
     if_full_s: float
 
@@ -95,8 +98,8 @@ class PrefillPath:
 
     __slots__ = ("_fills", "_judges", "_skipped", "_stretches", "budget", "fit", "pace", "speed")
 
-    def __init__(self, shared: SharedFit, fills: Fills, judges: tuple[Judges, Judges], budget: float) -> None:
-        """`judges`: of prompts that do not fit, behind others that are overdue, and not."""
+    def __init__(self, shared: SharedFit, fills: Fills, judges: Sequence[Judges], budget: float) -> None:
+        """`judges`: three, of prompts that may not fit; see `Estimate`."""
         self.fit = Fit(shared)
         self._fills = fills
         self._judges = judges
@@ -132,18 +135,20 @@ class PrefillPath:
             ends = max(ceil(lack * running / max(load.used_tokens, 1.0)), 1)
             ends = min(ends, running)
             wait = (ends - 0.3) / load.ends_per_step
-            full_s = _bounded(seconds + max(wait - (0.0 if overdue else steps), 0.0) * decode)
-            blend = self._judges[overdue].blend(seconds, full_s)
-            return Estimate(blend, Situation.ROOM, bucket, overdue, seconds, full_s)
+            again_s = b * min(max(lack, 0.0), load.needed_tokens) if overdue else 0.0
+            full_s = _bounded(seconds + again_s + max(wait - (0.0 if overdue else steps), 0.0) * decode)
+            case = 2 if overdue else 1 if waiting else 0
+            blend = self._judges[case].blend(seconds, full_s)
+            return Estimate(blend, Situation.ROOM, bucket, case, seconds, full_s)
         situation = Situation.IDLE
         if waiting:
             alone = a + decode + b * uncached
             situation = Situation.QUEUE if seconds > _LONG_QUEUE * alone else Situation.STEP
-        return Estimate(seconds, situation, bucket, overdue, seconds, seconds)
+        return Estimate(seconds, situation, bucket, 0, seconds, seconds)
 
     def observe(self, estimate: Estimate, seconds: float) -> None:
         """What was estimated of a request that might not have fitted, and how long it took; above 0."""
-        self._judges[estimate.overdue].observe(estimate.if_room_s, estimate.if_full_s, seconds)
+        self._judges[estimate.judge].observe(estimate.if_room_s, estimate.if_full_s, seconds)
 
     def served(self, served: Served) -> None:
         """Learn from a stretch how fast it is, and how much the cache holds: what runs fits, and where the next one
