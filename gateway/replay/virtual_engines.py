@@ -204,6 +204,7 @@ class Engines:
         self.sent[number] += arrival.input_tokens
         record.worker = str(number)
         record.status = 200
+        record.dispatched, record.predicted = now, reservation.predicted
         return lacking
 
     def _submit(self, number: int, request: SimRequest, now: float) -> None:
