@@ -118,7 +118,7 @@ class WorkerLoad:
     def told_used(self, tokens: float, at_work: int | None, now: float, speed: Speed, tpot_s: float) -> None:
         """So many tokens of its KV cache are in use, by so many requests that it computes or decodes."""
         steps = self._advance(now, speed, tpot_s)
-        held = steps.held
+        self._used, held = tokens, steps.held
         begun = () if at_work is not None and at_work <= len(self._running) else steps.begun()
         for prompt in self._begun:
             prompt.need = self._need(prompt.tokens, prompt.held - prompt.tokens)
@@ -127,7 +127,6 @@ class WorkerLoad:
             held += prompt.context
         self._begun = begun
         self._need_waiting = sum([prompt.need for prompt in self._waiting.values()])
-        self._used = tokens
         self._unique = min(max(tokens / held, 0.05), 1.0) if held > 0.0 else 1.0
 
     def _need(self, uncached: float, context: float) -> float:

@@ -28,15 +28,18 @@ MOST_S: Final = 1e6
 _MOST_OFF: Final = 3.0
 """A measurement teaches as if it were at most so many times what was believed: one stall moves little."""
 _LONG_QUEUE: Final = 4.0
+_MEDIAN: Final = 0.3
+"""By so much less than their mean number is the median until so many have ended whose chance is constant."""
 _STUCK: Final = 3.0
 """By so many steps late, it is for want of room."""
-_BLOCKED: Final = 3.0
-"""By so many times must a stretch be late to say that there was no room, where the cache's size is not known."""
 _FULL: Final = 0.95
 _LATE: Final = 1.15
 _MOST_SKIPPED: Final = 12
-_STRETCHES: Final = 12
-_PACE_PRIOR: Final = 1
+"""A stretch that took so many times what was believed, with so full a cache, waited for room, and says nothing of the
+pace; but not so many after each other.
+"""
+_STRETCHES: Final = 11
+""""Just now" is so many stretches."""
 _MOST_PACE: Final = 100.0
 _JUDGE_GAIN: Final = 0.1
 _JUDGE_POWER: Final = 4
@@ -127,19 +130,20 @@ class PrefillPath:
         tokens += own + self._fills.shares[bucket] * slack
         own_s = steps * (a + decode) + b * tokens + c * (behind_pairs + attended(uncached, context))
         seconds = _bounded(ahead_s + own_s)
-        used = load.used_tokens
-        free = load.room_tokens - used
-        lack = uncached + (context if context <= free else 0.0) + load.needed_tokens - free
-        stuck = running and rest_s < -max(_STUCK * decode, 0.0) and load.ends_per_step
-        if (lack > 0.0 or stuck) and load.ends_per_step > 0.0:
-            ends = max(ceil(lack * running / max(load.used_tokens, 1.0)), 1)
-            ends = min(ends, running)
-            wait = (ends - 0.3) / load.ends_per_step
-            again_s = b * min(max(lack, 0.0), load.needed_tokens) if overdue else 0.0
-            full_s = _bounded(seconds + again_s + max(wait - (0.0 if overdue else steps), 0.0) * decode)
-            case = 2 if overdue else 1 if waiting else 0
-            blend = self._judges[case].blend(seconds, full_s)
-            return Estimate(blend, Situation.ROOM, bucket, case, seconds, full_s)
+        if load.ends_per_step > 0.0 and running:
+            free = load.room_tokens - load.used_tokens
+            lack = uncached + (context if context <= free else 0.0) + load.needed_tokens - free
+            if lack > 0.0 or rest_s < -_STUCK * decode:
+                ends = min(max(lack * running / max(load.used_tokens, 1.0), 1.0), running)
+                wait = (ceil(ends) - _MEDIAN) / load.ends_per_step
+                if overdue:  # what had no room is not computed, though it is counted as such
+                    full_s = seconds + b * min(max(lack, 0.0), load.needed_tokens) + wait * decode
+                else:
+                    full_s = seconds + max(wait - steps, 0.0) * decode
+                judge = 2 if overdue else 1 if waiting else 0
+                full_s = _bounded(full_s)
+                blend = self._judges[judge].blend(seconds, full_s)
+                return Estimate(blend, Situation.ROOM, bucket, judge, seconds, full_s)
         situation = Situation.IDLE
         if waiting:
             alone = a + decode + b * uncached
@@ -151,9 +155,7 @@ class PrefillPath:
         self._judges[estimate.judge].observe(estimate.if_room_s, estimate.if_full_s, seconds)
 
     def served(self, served: Served) -> None:
-        """Learn from a stretch how fast it is, and how much the cache holds: what runs fits, and where the next one
-        waited without work ahead, no more did.
-        """
+        """Learn from a stretch how fast it is."""
         believed = self.speed.seconds(served.terms)
         if believed <= 0.0 or served.seconds <= 0.0:
             return
@@ -163,8 +165,7 @@ class PrefillPath:
             return
         self._skipped = 0
         self._stretches.append(served)
-        usual = believed
-        taught = min(max(served.seconds, usual / _MOST_OFF), usual * _MOST_OFF)
+        taught = min(max(served.seconds, believed / _MOST_OFF), believed * _MOST_OFF)
         # Half of a change of pace is kept from the coefficients, so that it does not blur them for long. All of it
         # would leave nothing to tell which part of the seconds is pace and which coefficient.
         pace = self.pace**0.5
@@ -176,12 +177,14 @@ class PrefillPath:
         that took what was believed.
         """
         plain = Speed(*self.fit.coefficients)
-        ratios = [1.0] * _PACE_PRIOR
-        ratios += [each.seconds / max(plain.seconds(each.terms), LEAST_S) for each in self._stretches]
+        a, b, c, d, e = plain
+        ratios = [1.0]
+        for took, (steps, tokens, pairs, decoding, held), *_ in self._stretches:
+            ratios.append(took / max(a * steps + b * tokens + c * pairs + d * decoding + e * held, LEAST_S))
         ratios.sort()
         pace = min(max(ratios[len(ratios) // 2], 1.0 / _MOST_PACE), _MOST_PACE)
         self.pace = pace
-        self.speed = Speed(*[pace * each for each in plain])
+        self.speed = Speed(pace * a, pace * b, pace * c, pace * d, pace * e)
 
 
 def _bounded(seconds: float) -> float:
