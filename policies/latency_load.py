@@ -62,14 +62,29 @@ class WorkerLoad:
     Whatever is told of a ticket that is not known (any more) changes nothing.
     """
 
-    __slots__ = ("_answered_sum", "_budget", "_endings", "_held_running", "_held_waiting", "_late_at", "_late_from", "_prefilled",
-                 "_begun", "_need_waiting",
-                 "_released", "_running", "_steps", "_steps_done", "_unary", "_unique", "_used", "_waiting",
-                 "room")  # fmt: skip
+    __slots__ = (
+        "_answered_sum",
+        "_begun",
+        "_budget",
+        "_endings",
+        "_held_running",
+        "_held_waiting",
+        "_late_at",
+        "_late_from",
+        "_need_waiting",
+        "_prefilled",
+        "_released",
+        "_running",
+        "_steps",
+        "_steps_done",
+        "_unary",
+        "_unique",
+        "_used",
+        "_waiting",
+        "room",
+    )  # fmt: skip
 
-    def __init__(
-        self, budget: float = 8_192.0, fills: Fills | None = None, endings: Endings | None = None
-    ) -> None:
+    def __init__(self, budget: float = 8_192.0, fills: Fills | None = None, endings: Endings | None = None) -> None:
         """`budget`: tokens that one of its steps computes at most."""
         self.room = inf
         """Tokens that its KV cache holds."""
@@ -143,29 +158,15 @@ class WorkerLoad:
         some = list(islice(self._running.values(), _MOST_LOOKED_AT))
         return sum([chance((now - each.answered) * per_s + 1.0) for each in some]) * len(self._running) / len(some)
 
-    def sent(
-        self,
-        ticket: int,
-        uncached: float,
-        context: float,
-        now: float,
-        speed: Speed,
-        tpot_s: float,
-        *,
-        streams: bool = True,
-        restore_s: float = 0.0,
-        bucket: int = -1,
-    ) -> None:
-        """A request with so many uncached tokens after so many cached ones went to it."""
+    def sent(self, prompt: Prompt, speed: Speed, tpot_s: float) -> None:
+        """A request went to it just now."""
+        now, ticket = prompt.sent, prompt.ticket
         steps = self._advance(now, speed, tpot_s)
-        prompt = Prompt(ticket, max(uncached, 1.0), max(context, 0.0), now, streams=streams)
-        prompt.ready_at = now + restore_s
-        prompt.bucket = bucket
         self._waiting[ticket] = prompt
         self._held_waiting += prompt.held
         prompt.need = self._need(prompt.tokens, prompt.context)
         self._need_waiting += prompt.need
-        if not streams:
+        if not prompt.streams:
             self._unary.add(ticket)
         steps.add(prompt, now, speed)
 
@@ -205,7 +206,8 @@ class WorkerLoad:
             self._unary.discard(ticket)
             self._no_longer_waits(prompt)
             steps.gone(prompt)
-        elif (prompt := self._running.pop(ticket, None)) is not None:
+        elif ticket in self._running:
+            prompt = self._running.pop(ticket)
             self._held_running -= prompt.held
             self._answered_sum -= prompt.answered
             self._used = max(self._used - self._unique * (prompt.held + output_tokens), 0.0)

@@ -17,7 +17,7 @@ from policies.latency_endings import Endings
 from policies.latency_fit import SharedFit
 from policies.latency_load import Load, WorkerLoad
 from policies.latency_path import LEAST_S, MOST_S, Estimate, Judges, PrefillPath, Situation
-from policies.latency_steps import Fills, Served, Speed
+from policies.latency_steps import Fills, Prompt, Served, Speed
 
 __all__ = ["FleetLatency", "LatencyModel", "LatencyPrior", "Load", "Prediction", "Situation", "WorkerLatency"]
 
@@ -48,8 +48,8 @@ class LatencyPrior:
 class FleetLatency:
     """What the workers of one class (a model on one kind of machine) know together; each new one begins with it."""
 
-    __slots__ = ("correction", "endings", "fills", "judges", "margins", "path", "prior", "recent", "room_correction", "room_judges", "tpot",
-                 "tpot_correction", "tpot_margin")  # fmt: skip
+    __slots__ = ("correction", "endings", "fills", "judges", "margins", "path", "prior", "recent", "room_correction",
+                 "room_judges", "tpot", "tpot_correction", "tpot_margin")  # fmt: skip
 
     def __init__(self, prior: LatencyPrior | None = None) -> None:
         self.prior = prior = prior or LatencyPrior()
@@ -86,8 +86,8 @@ class Prediction(NamedTuple):
 class LatencyModel:
     """One worker's. No method keeps what it is given."""
 
-    __slots__ = ("_correction", "_decode", "_margins", "_path", "_room_correction", "_tpot_correction", "_tpot_margin", "tpot_errors",
-                 "ttft_errors")  # fmt: skip
+    __slots__ = ("_correction", "_decode", "_margins", "_path", "_room_correction", "_tpot_correction", "_tpot_margin",
+                 "tpot_errors", "ttft_errors")  # fmt: skip
 
     def __init__(self, fleet: FleetLatency | None = None) -> None:
         fleet = fleet or FleetLatency()
@@ -179,8 +179,7 @@ class WorkerLatency:
     __slots__ = ("_firsts", "_load", "_predictions", "_sent", "model")
 
     def __init__(self, fleet: FleetLatency | None = None, *, kv_tokens: float = inf) -> None:
-        """`fleet` is shared by the workers of one class; `kv_tokens`: how many its KV cache holds, where that is known.
-        """
+        """`fleet` is shared by the workers of one class; `kv_tokens`: how many the KV cache holds, if that is known."""
         fleet = fleet or FleetLatency()
         self.model = LatencyModel(fleet)
         self._load = WorkerLoad(fleet.prior.step_tokens, fleet.fills, fleet.endings)
@@ -217,17 +216,16 @@ class WorkerLatency:
         """The request for which that was predicted went to it. Without a stream its first byte is also its last."""
         self._predictions[ticket] = (predicted, now, streams)
         model = self.model
-        self._load.sent(
+        prompt = Prompt(
             ticket,
             predicted.uncached,
             predicted.context,
             now,
-            model.speed,
-            model.recent_tpot_s,
             streams=streams,
             restore_s=predicted.restore_s,
             bucket=predicted.estimate.bucket,
         )
+        self._load.sent(prompt, model.speed, model.recent_tpot_s)
 
     def first_token(self, ticket: int, now: float) -> None:
         """The first byte of an answer that is no error came."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from enum import IntEnum
-from math import ceil, exp, inf, log
+from math import ceil, exp, log
 from typing import Final, NamedTuple
 
 from policies.latency_fit import Fit, SharedFit

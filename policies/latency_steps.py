@@ -50,15 +50,26 @@ class Prompt:
     __slots__ = ("answered", "bucket", "chunk", "context", "gone", "held", "left", "need", "place", "ready_at", "sent",
                  "streams", "ticket", "tokens")  # fmt: skip
 
-    def __init__(self, ticket: int, tokens: float, context: float, sent: float, *, streams: bool = True) -> None:
+    def __init__(
+        self,
+        ticket: int,
+        tokens: float,
+        context: float,
+        sent: float,
+        *,
+        streams: bool = True,
+        restore_s: float = 0.0,
+        bucket: int = -1,
+    ) -> None:
+        """So many `tokens` to compute after so many cached ones, once others are restored."""
         self.ticket = ticket
-        self.tokens = tokens
-        self.left = tokens
-        """To be computed in steps that have not begun."""
-        self.context = context
+        self.tokens = self.left = max(tokens, 1.0)
+        """`left`: to be computed in steps that have not begun."""
+        self.context = max(context, 0.0)
         """Cached, or computed by the end of the step under way."""
-        self.held = tokens + context
-        self.sent = self.answered = self.ready_at = sent
+        self.held = self.tokens + self.context
+        self.sent = self.answered = sent
+        self.ready_at = sent + restore_s
         self.streams = streams
         self.gone = False
         self.need = 0.0
@@ -67,7 +78,7 @@ class Prompt:
         """What the last step computed of it."""
         self.place = 0.0
         """Tokens of that step, up to and with its own."""
-        self.bucket = -1
+        self.bucket = bucket
         """What was expected to fill its last step; see `Fills`."""
 
 
@@ -112,9 +123,9 @@ class Fills:
 class EngineSteps:
     """Of one worker. Whoever calls tells prompts in the order of time, and how many run and what they hold."""
 
-    __slots__ = ("_boundary", "_budget", "_closed_at", "_confirmed_at", "_fills", "_finishing", "_late", "_open_until", "_queue",
-                 "_restoring", "_terms", "began", "held", "left_pairs", "left_tokens", "running", "step", "steps_begun",
-                 "tokens_begun")  # fmt: skip
+    __slots__ = ("_boundary", "_budget", "_closed_at", "_confirmed_at", "_fills", "_finishing", "_late",
+                 "_open_until", "_queue", "_restoring", "_terms", "began", "held", "left_pairs", "left_tokens",
+                 "running", "step")  # fmt: skip
 
     def __init__(self, budget: float, fills: Fills | None = None) -> None:
         """`budget`: tokens that a step computes at most."""
@@ -134,7 +145,6 @@ class EngineSteps:
         """Until then the step under way takes what comes: it has not begun, or only just, for want of work."""
         self._closed_at = self._confirmed_at = self._boundary = -inf
         self._terms: Terms = (0.0,) * 5
-        self.steps_begun = self.tokens_begun = 0.0
 
     @property
     def budget(self) -> float:
@@ -289,7 +299,6 @@ class EngineSteps:
         decoding = 1.0 if self.running else 0.0
         self.step = (1.0, 0.0, 0.0, decoding, decoding * self.held)
         self._count(self.step)
-        self.steps_begun += 1.0
         self._fill(self.budget)
 
     def _fill(self, budget: float) -> None:
@@ -312,7 +321,6 @@ class EngineSteps:
                 self._queue.popleft()
                 self._finishing[prompt.ticket] = prompt
         more = (0.0, tokens, pairs, 0.0, 0.0)
-        self.tokens_begun += tokens
         self.step = (step[0], step[1] + tokens, step[2] + pairs, step[3], step[4])
         self._count(more)
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from policies.latency_endings import Endings
 from policies.latency_load import Load, WorkerLoad
-from policies.latency_steps import Speed
+from policies.latency_steps import Prompt, Speed
 from policies.restore_speed import attended
 
 TPOT = 0.01
@@ -18,7 +18,7 @@ SPEED = Speed(0.01, 1e-3, 0.0, 0.004)
 
 
 def sent(worker: WorkerLoad, ticket: int, uncached: float, context: float, now: float, *, streams: bool = True) -> None:
-    worker.sent(ticket, uncached, context, now, SPEED, TPOT, streams=streams)
+    worker.sent(Prompt(ticket, uncached, context, now, streams=streams), SPEED, TPOT)
 
 
 def load(worker: WorkerLoad, now: float) -> Load:
@@ -154,7 +154,7 @@ def test_an_answer_that_ends_shows_the_end_of_a_step() -> None:
     before = load(worker, 2.0)
     worker.ended(1, 5, 2.0, SPEED, TPOT)
     after = load(worker, 2.0)
-    assert (before.rest_s, after.rest_s) == (pytest.approx(0.015), pytest.approx(1.013))
+    assert [before.rest_s, after.rest_s] == pytest.approx([0.015, 1.013])
     assert (before.behind_tokens, after.behind_tokens) == (1_511, 512)
 
 

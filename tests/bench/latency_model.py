@@ -1,10 +1,10 @@
 """How well times to first token and per output token are predicted, on simulated engines in virtual time, near and
-above saturation, beside what the gateway's queue alone would say; how soon a slower worker is known; and what it costs.
+above saturation, beside what the gateway's queue alone would say; how soon a slower worker is known; what it costs.
 
-`python -m tests.bench latency_model` takes about five minutes. The first 500 requests, or a third of fewer,
-are not counted. Each request is sent at once, and then again when a worker has room, as under admission: what is
-judged is what is said when it is sent, and what is said "on arrival" of those that wait. `--azure FILE` and `--mooncake FILE` take the whole
-recordings instead of the slices in `tests/data`.
+`python -m tests.bench latency_model` takes about five minutes. Each request is sent at once, and in a second replay
+when a worker has room, as under admission. What is judged is said when it is sent; "on arrival" is what was said when
+one came that then waited. The first 500 requests, or a third of fewer, are not counted. `--azure FILE` and
+`--mooncake FILE` take the whole recordings instead of the slices in `tests/data`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def main() -> None:
         for name, one in named.items():
             full = speeds[name].result()
             found[name] = {
-                (load, waits): pool.submit(_judged, one, load * full, waits) for load in LOADS for waits in (False, True)
+                (load, waits): pool.submit(_judged, one, load * full, waits)
+                for load in LOADS
+                for waits in (False, True)
             }
         results = {name: {key: each.result() for key, each in row.items()} for name, row in found.items()}
     console.print(_errors_table(results))
@@ -101,7 +103,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _judged(one: Workload, speed: float, waits: bool) -> Judged:  # noqa: FBT001 - submitted to a pool
+def _judged(one: Workload, speed: float, waits: bool) -> Judged:
     rows = requests(one.arrivals, workers=one.workers, engine=one.engine, speed=speed, waits=waits)
     return judged(rows, warm_up=min(500, len(rows) // 3))
 
