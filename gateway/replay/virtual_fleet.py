@@ -114,7 +114,7 @@ def replay_virtually(
     pause follows the answer before it in its session. With `concurrency` so many users send instead, each its next
     request after the answer. `store` is a tier that the engines share; without `knows_tiers` the policy is told of
     devices alone. With `admission` requests wait in front of the fleet, and some are refused; without, each is sent at
-    once. Only where it `predicts` (with `admission` always) is it said what each is thought to take. `watch` is told now
+    once. Only where it `predicts` (with `admission` always) is it said what each should take. `watch` is told now
     and then how many requests have come.
 
     Raises ValueError for a fleet that cannot be: no workers or users, a worker lost that is not there, or the last.
