@@ -38,7 +38,7 @@ _MOST_SKIPPED: Final = 12
 """A stretch that took so many times what was believed, with so full a cache, waited for room, and says nothing of the
 pace; but not so many after each other.
 """
-_STRETCHES: Final = 11
+_STRETCHES: Final = 7
 """"Just now" is so many stretches."""
 _MOST_PACE: Final = 100.0
 _JUDGE_GAIN: Final = 0.1
