@@ -49,7 +49,9 @@ class Load(NamedTuple):
     used_tokens: float = 0.0
     """Of its KV cache. Prefixes that several share count once, where it tells how full it is."""
     needed_tokens: float = 0.0
-    """More, for those that wait."""
+    """More, for what those that wait have to compute."""
+    reused_tokens: float = 0.0
+    """Cached ones that they will use and that nobody does now, each by itself."""
     room_tokens: float = inf
     """That its KV cache holds."""
     ends_per_step: float = 0.0
@@ -71,7 +73,7 @@ class WorkerLoad:
         "_held_waiting",
         "_late_at",
         "_late_from",
-        "_need_waiting",
+        "_need_waiting", "_reuse_waiting",
         "_prefilled",
         "_released",
         "_running",
@@ -89,7 +91,7 @@ class WorkerLoad:
         self.room = inf
         """Tokens that its KV cache holds."""
         self._endings = endings or Endings()
-        self._used = self._need_waiting = 0.0
+        self._used = self._need_waiting = self._reuse_waiting = 0.0
         self._unique = 1.0
         """Used tokens over those that all hold by themselves."""
         self._begun: Iterable[Prompt] = ()
@@ -111,6 +113,7 @@ class WorkerLoad:
         faded = exp(min(self._late_at - now, 0.0) / _LATE_S)
         per_second = faded / (_LATE_S * max(1.0 - exp(min(self._late_from - now, 0.0) / _LATE_S), _LEAST_SPAN))
         at_work = steps.step is not None
+        needed = self._used + self._need_waiting + self._reuse_waiting
         return Load(
             steps.end(speed) - now if at_work else steps.residual(now, speed),
             steps.joinable(now) if at_work else 0.0,
@@ -126,8 +129,9 @@ class WorkerLoad:
             self._steps_done * per_second,
             self._used,
             self._need_waiting,
+            self._reuse_waiting,
             self.room,
-            self._ends(now, tpot_s) if self._used + self._need_waiting > _NEARLY_FULL * self.room else 0.0,
+            self._ends(now, tpot_s) if needed > _NEARLY_FULL * self.room else 0.0,
         )
 
     def told_used(self, tokens: float, at_work: int | None, now: float, speed: Speed, tpot_s: float) -> None:
@@ -136,19 +140,20 @@ class WorkerLoad:
         self._used, held = tokens, steps.held
         begun = () if at_work is not None and at_work <= len(self._running) else steps.begun()
         for prompt in self._begun:
-            prompt.need = self._need(prompt.tokens, prompt.held - prompt.tokens)
+            prompt.need, prompt.reuse = prompt.tokens, self._reuse(prompt.held - prompt.tokens)
         for prompt in begun:
-            prompt.need = prompt.left
+            prompt.need, prompt.reuse = prompt.left, 0.0
             held += prompt.context
         self._begun = begun
         self._need_waiting = sum([prompt.need for prompt in self._waiting.values()])
+        self._reuse_waiting = sum([prompt.reuse for prompt in self._waiting.values()])
         self._unique = min(max(tokens / held, 0.05), 1.0) if held > 0.0 else 1.0
 
-    def _need(self, uncached: float, context: float) -> float:
-        """Of the KV cache for a prompt. Cached blocks that nobody uses are part of what is free, so that more of
-        them than that are in use already.
+    def _reuse(self, context: float) -> float:
+        """What of it takes up free room. Cached blocks that nobody uses are part of what is free: if it is more than
+        that, somebody does.
         """
-        return uncached + (context if context <= self.room - self._used else 0.0)
+        return context if context <= self.room - self._used else 0.0
 
     def _ends(self, now: float, tpot_s: float) -> float:
         """Of at most so many, and the others alike."""
@@ -164,8 +169,9 @@ class WorkerLoad:
         steps = self._advance(now, speed, tpot_s)
         self._waiting[ticket] = prompt
         self._held_waiting += prompt.held
-        prompt.need = self._need(prompt.tokens, prompt.context)
+        prompt.need, prompt.reuse = prompt.tokens, self._reuse(prompt.context)
         self._need_waiting += prompt.need
+        self._reuse_waiting += prompt.reuse
         if not prompt.streams:
             self._unary.add(ticket)
         steps.add(prompt, now, speed)
@@ -194,7 +200,7 @@ class WorkerLoad:
         return served._replace(
             running=len(self._running),
             running_tokens=self._used,
-            waiting_tokens=self._need_waiting + prompt.need,
+            waiting_tokens=self._need_waiting + self._reuse_waiting + prompt.need + prompt.reuse,
             room=self.room,
         )
 
@@ -232,7 +238,7 @@ class WorkerLoad:
         del self._waiting[prompt.ticket]
         self._unary.discard(prompt.ticket)
         self._no_longer_waits(prompt)
-        self._used = min(self._used + prompt.need, self.room)
+        self._used = min(self._used + prompt.need + prompt.reuse, self.room)
         prompt.answered = now
         self._running[prompt.ticket] = prompt
         self._held_running += prompt.held
@@ -243,8 +249,9 @@ class WorkerLoad:
         if self._waiting:
             self._held_waiting -= prompt.held
             self._need_waiting -= prompt.need
+            self._reuse_waiting -= prompt.reuse
         else:
-            self._held_waiting = self._need_waiting = 0.0
+            self._held_waiting = self._need_waiting = self._reuse_waiting = 0.0
 
     def _held(self, now: float, tpot_s: float) -> float:
         if not self._running:

@@ -202,7 +202,7 @@ class WorkerLatency:
     def kv_share(self, now: float) -> float:
         """Of its KV cache, used and needed by those that wait; 0 where nobody knows how much it holds."""
         load = self.load(now)
-        return (load.used_tokens + load.needed_tokens) / load.room_tokens
+        return (load.used_tokens + load.needed_tokens + load.reused_tokens) / load.room_tokens
 
     def load(self, now: float) -> Load:
         """What it has to do."""

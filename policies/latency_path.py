@@ -38,7 +38,7 @@ _MOST_SKIPPED: Final = 12
 """A stretch that took so many times what was believed, with so full a cache, waited for room, and says nothing of the
 pace; but not so many after each other.
 """
-_STRETCHES: Final = 7
+_STRETCHES: Final = 11
 """"Just now" is so many stretches."""
 _MOST_PACE: Final = 100.0
 _JUDGE_GAIN: Final = 0.1
@@ -132,7 +132,8 @@ class PrefillPath:
         seconds = _bounded(ahead_s + own_s)
         if load.ends_per_step > 0.0 and running:
             free = load.room_tokens - load.used_tokens
-            lack = uncached + (context if context <= free else 0.0) + load.needed_tokens - free
+            reused = load.reused_tokens + (context if context <= free else 0.0)
+            lack = uncached + load.needed_tokens + min(reused, free) - free  # all that is cached and not in use is free
             if lack > 0.0 or rest_s < -_STUCK * decode:
                 ends = min(max(lack * running / max(load.used_tokens, 1.0), 1.0), running)
                 wait = (ceil(ends) - _MEDIAN) / load.ends_per_step

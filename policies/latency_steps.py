@@ -47,7 +47,7 @@ class Speed(NamedTuple):
 class Prompt:
     """One that waits for its first token."""
 
-    __slots__ = ("answered", "bucket", "chunk", "context", "gone", "held", "left", "need", "place", "ready_at", "sent",
+    __slots__ = ("answered", "bucket", "chunk", "context", "gone", "held", "left", "need", "place", "ready_at", "reuse", "sent",
                  "streams", "ticket", "tokens")  # fmt: skip
 
     def __init__(
@@ -73,7 +73,9 @@ class Prompt:
         self.streams = streams
         self.gone = False
         self.need = 0.0
-        """Tokens of the KV cache that it takes up and that are not counted as used."""
+        """Tokens that it has to compute and that are not yet counted as used, of the KV cache."""
+        self.reuse = 0.0
+        """Cached ones that nobody else uses, likewise."""
         self.chunk = 0.0
         """What the last step computed of it."""
         self.place = 0.0
