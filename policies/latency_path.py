@@ -30,6 +30,8 @@ _MOST_OFF: Final = 3.0
 _LONG_QUEUE: Final = 4.0
 _MEDIAN: Final = 0.3
 """By so much less than their mean number is the median until so many have ended whose chance is constant."""
+_MANY: Final = 1.0
+"""If more than so many must end, the room that was made of late tells more than when each is due."""
 _STUCK: Final = 3.0
 """By so many steps late, it is for want of room."""
 _FULL: Final = 0.95
@@ -137,7 +139,9 @@ class PrefillPath:
             if lack > 0.0 or rest_s < -_STUCK * decode:
                 ends = min(max(lack * running / max(load.used_tokens, 1.0), 1.0), running)
                 wait = (ceil(ends) - _MEDIAN) / load.ends_per_step
-                if overdue:  # what had no room is not computed, though it is counted as such
+                if ends > _MANY and load.release_rate > 0.0:
+                    full_s = max(seconds, lack / load.release_rate + own_s)
+                elif overdue:  # what had no room is not computed, though it is counted as such
                     full_s = seconds + b * min(max(lack, 0.0), load.needed_tokens) + wait * decode
                 else:
                     full_s = seconds + max(wait - steps, 0.0) * decode

@@ -47,8 +47,8 @@ class Speed(NamedTuple):
 class Prompt:
     """One that waits for its first token."""
 
-    __slots__ = ("answered", "bucket", "chunk", "context", "gone", "held", "left", "need", "place", "ready_at", "reuse", "sent",
-                 "streams", "ticket", "tokens")  # fmt: skip
+    __slots__ = ("answered", "bucket", "chunk", "context", "gone", "held", "left", "need", "place", "ready_at", "reuse",
+                 "sent", "streams", "ticket", "tokens")  # fmt: skip
 
     def __init__(
         self,

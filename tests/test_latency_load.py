@@ -195,11 +195,13 @@ def test_what_the_cache_holds_is_what_it_says_and_what_came_since() -> None:
     assert load(worker, 3.0).used_tokens == 4_000, "they share most of it"
     sent(worker, 3, 700, 5_000, 4.0)
     sent(worker, 4, 700, 7_000, 4.0)
-    assert load(worker, 4.0).needed_tokens == 700 + 5_000 + 700, "more than is free must be in use already"
+    assert load(worker, 4.0).needed_tokens == 1_400
+    assert load(worker, 4.0).reused_tokens == 5_000, "more than is free must be in use already"
     worker.told_used(9_700.0, 3, 4.5, SPEED, TPOT)
     assert load(worker, 4.5).needed_tokens == 1_400 - 998, "of what is computed it spoke"
     worker.told_used(4_000.0, 2, 5.0, SPEED, TPOT)
-    assert load(worker, 5.0).needed_tokens == 6_400, "it was put back"
+    assert load(worker, 5.0)[12:14] == (4_000, 1_400), "it was put back"
+    assert load(worker, 5.0).reused_tokens == 5_000
     for ticket in (1, 2, 3, 4):
         worker.ended(ticket, 0, 6.0, SPEED, TPOT)
     assert load(worker, 6.0)[12:14] == (0.0, 0.0)
@@ -273,7 +275,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert now.waiting_tokens == pytest.approx(sum(map(sum, self.waiting.values())))
         assert all(value >= -1e-3 for value in now[1:])
         if not now.waiting:
-            assert (now.behind_tokens, now.needed_tokens) == (0.0, 0.0)
+            assert (now.behind_tokens, now.needed_tokens, now.reused_tokens) == (0.0, 0.0, 0.0)
 
 
 AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -36,6 +36,7 @@ LOADS = st.builds(
     step_rate=st.floats(0.0, 1e4),
     used_tokens=SIZES,
     needed_tokens=SIZES,
+    reused_tokens=SIZES,
     room_tokens=st.just(inf) | SIZES,
     ends_per_step=st.floats(0.0, 100.0),
 )

@@ -98,8 +98,8 @@ def test_a_full_cache_waits_for_those_that_end() -> None:
     wait_s = 0.001 * (0.7 / 0.01 - 1)
     assert estimate.if_full_s == pytest.approx(alone.seconds + wait_s), "4,000 too many: one of ten must end"
     assert estimate.seconds == pytest.approx((alone.seconds * estimate.if_full_s) ** 0.5)
-    more = full.estimate(FULL, 20_000.0, 0.0)
-    assert more.if_full_s - more.if_room_s == pytest.approx(0.001 * (1.7 / 0.01 - 3)), "two of them"
+    more = full.estimate(FULL._replace(release_rate=2_000.0), 20_000.0, 0.0)
+    assert more.if_full_s == pytest.approx(19_000 / 2_000 + more.if_room_s), "two of them: by the room made of late"
     for _ in range(60):
         full.observe(full.estimate(FULL, 5_000.0, 0.0), estimate.if_full_s)
     assert full.estimate(FULL, 5_000.0, 0.0).seconds == pytest.approx(estimate.if_full_s, rel=0.05)
@@ -107,6 +107,7 @@ def test_a_full_cache_waits_for_those_that_end() -> None:
 
 def test_cached_tokens_that_cannot_be_free_are_in_use() -> None:
     assert path().estimate(FULL, 500.0, 900.0).situation is Situation.ROOM
+    assert path().estimate(FULL._replace(reused_tokens=5_000.0), 500.0, 0.0).situation is Situation.ROOM
     assert path().estimate(FULL, 500.0, 50_000.0).situation is Situation.IDLE
 
 
