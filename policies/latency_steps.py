@@ -16,6 +16,8 @@ from policies.restore_speed import attended
 
 SAME_STEP_S: Final = 1e-3
 """What comes so soon after each other is of one step."""
+_JITTER_S: Final = 5e-3
+"""What one step answers may be read so long after each other where many streams are read."""
 _FILL_AT: Final = (0.01, 0.5, 1.0, 2.0, 4.0)
 _FILL_GAIN: Final = 0.02
 
@@ -212,7 +214,7 @@ class EngineSteps:
     def advance(self, now: float, speed: Speed) -> list[Prompt]:
         """Live until then; returns prompts that do not stream and must be over."""
         over: list[Prompt] = []
-        if self._late and now - self._closed_at > SAME_STEP_S:
+        if self._late and now - self._closed_at > _JITTER_S:
             over += self._requeue().values()
         if self._boundary > self.began and self._finishing and now - self._boundary > SAME_STEP_S:
             self.began = self._boundary  # what ended then was the step before

@@ -77,7 +77,7 @@ def test_those_of_one_step_are_one_stretch() -> None:
     served = worker.first_token(1, 10.3, SPEED, TPOT)
     assert served is not None
     assert served.terms[:2] == (1.0, 300)
-    assert worker.first_token(2, 10.3, SPEED, TPOT) is None
+    assert worker.first_token(2, 10.304, SPEED, TPOT) is None
 
 
 def test_who_was_thought_to_be_in_the_last_step_and_is_not_is_in_the_next() -> None:
