@@ -264,7 +264,7 @@ class Fleet:
             return
         state = member.worker
         state.running, state.waiting = load.running, load.waiting
-        state.learn_kv_used(load.kv_used)
+        self.state.learn_kv_used(state, load.kv_used, load.running, now)
         at_work = 0 if load.running is None else load.running + (load.waiting or 0)
         state.foreign = max(0, at_work - state.active)
         tokens = [count for count in (load.prompt_tokens, load.generation_tokens) if count is not None]

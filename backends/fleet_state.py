@@ -115,7 +115,13 @@ class FleetState:
             worker.told_kv_blocks = kv_blocks
             self.regroup()
             if worker in self._latency:
-                self._latency[worker].model.hold(worker.kv_tokens or inf)
+                self._latency[worker].hold(worker.kv_tokens or inf)
+
+    def learn_kv_used(self, worker: Worker, share: float | None, running: int | None, now: float) -> None:
+        """Take in what share of its KV cache a worker says is in use, by so many running requests; None: not said."""
+        worker.learn_kv_used(share)
+        if share is not None and worker in self._latency:
+            self._latency[worker].told_used(share, running, now)
 
     def merged_cards(self) -> list[dict[str, object]]:
         """One model object per name over the whole fleet, the first worker's words where several serve it."""

@@ -1,37 +1,37 @@
-"""What of a worker's load decides how long the next request waits, as a gateway sees it from first and last bytes.
-
-Its engine is taken to work as vLLM does: in steps, each of which computes one token for every running request and as
-much of the waiting prompts, in the order of arrival, as its budget allows. What comes while a step is under way joins
-the next one; so of what waits, what the step under way may be working on is told apart from what came after it began.
-"""
+"""What of a worker's load decides how long the next request waits, as a gateway sees it from first and last bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from math import exp, inf
 from typing import Final, NamedTuple
 
-from policies.restore_speed import attended
+from policies.latency_endings import Endings
+from policies.latency_steps import EngineSteps, Fills, Prompt, Served, Speed
 
-SAME_STEP_S: Final = 1e-3
-"""What comes so soon after each other is of one step."""
 _LATE_S: Final = 20.0
 """Time constant of what was prefilled and given back "of late"."""
 _LEAST_SPAN: Final = 0.05
 """Share of it that a rate is taken over at least."""
 
+_NEARLY_FULL: Final = 0.5
+_MOST_LOOKED_AT: Final = 32
+
 
 class Load(NamedTuple):
     """A worker at the moment of a decision, without the request that is to be decided."""
 
-    step_tokens: float = 0.0
-    """Uncached tokens of the requests that were there when the step under way began, and wait for their first byte."""
-    step_pairs: float = 0.0
-    """Their `attended` pairs."""
+    rest_s: float = 0.0
+    """Until the step under way should end; negative where it should have."""
+    join_tokens: float = 0.0
+    """That a prompt which comes now can still have of that step."""
     behind_tokens: float = 0.0
-    """Uncached tokens of those that came later."""
+    """Uncached tokens for which there was no place in it, of prompts that wait."""
     behind_pairs: float = 0.0
-    elapsed_s: float = 0.0
-    """Since its last first byte, or since it got work to prefill if that was later; 0 where nothing waits."""
+    """Their `attended` pairs."""
+    budget: float = 8_192.0
+    """Prompt tokens that a step computes at most."""
     waiting: int = 0
     """Requests without a first byte."""
     running: int = 0
@@ -46,31 +46,16 @@ class Load(NamedTuple):
     """Uncached tokens per second that it prefilled of late."""
     step_rate: float = 0.0
     """Steps per second, of late, that prefilled something."""
-    since_step_s: float = inf
-    """Since a step was last seen to end, by a first token or by the end of an answer."""
-
-
-class Served(NamedTuple):
-    """A stretch of time in which a worker had prompts to prefill, and what it got done until its end."""
-
-    seconds: float
-    tokens: float
-    pairs: float
-    running: int
-    running_tokens: float
-    """At its end, with those that it answered."""
-    waiting_tokens: float
-
-
-class _Request:
-    __slots__ = ("answered", "held", "pairs", "sent", "tokens")
-
-    def __init__(self, tokens: float, context: float, sent: float) -> None:
-        self.tokens = tokens
-        self.pairs = attended(tokens, context)
-        self.held = tokens + context
-        self.sent = sent
-        self.answered = sent
+    used_tokens: float = 0.0
+    """Of its KV cache. Prefixes that several share count once, where it tells how full it is."""
+    needed_tokens: float = 0.0
+    """More, for what those that wait have to compute."""
+    reused_tokens: float = 0.0
+    """Cached ones that they will use and that nobody does now, each by itself."""
+    room_tokens: float = inf
+    """That its KV cache holds."""
+    ends_per_step: float = 0.0
+    """Running requests that the next step ends, in the mean; 0 while there is room enough for all."""
 
 
 class WorkerLoad:
@@ -79,161 +64,195 @@ class WorkerLoad:
     Whatever is told of a ticket that is not known (any more) changes nothing.
     """
 
-    __slots__ = ("_answered_at", "_answered_sum", "_began", "_began_before", "_behind_pairs", "_behind_tokens",
-                 "_budget", "_ended_at", "_held_running", "_held_waiting", "_late_at", "_late_from", "_pairs",
-                 "_prefilled", "_released", "_running", "_steps", "_stretch", "_tokens", "_unary",
-                 "_waiting")  # fmt: skip
+    __slots__ = (
+        "_answered_sum",
+        "_begun",
+        "_budget",
+        "_endings",
+        "_held_running",
+        "_held_waiting",
+        "_late_at",
+        "_late_from",
+        "_need_waiting",
+        "_prefilled",
+        "_released",
+        "_reuse_waiting",
+        "_running",
+        "_steps",
+        "_steps_done",
+        "_unary",
+        "_unique",
+        "_used",
+        "_waiting",
+        "room",
+    )  # fmt: skip
 
-    def __init__(self, budget: float = 8_192.0) -> None:
+    def __init__(self, budget: float = 8_192.0, fills: Fills | None = None, endings: Endings | None = None) -> None:
         """`budget`: tokens that one of its steps computes at most."""
+        self.room = inf
+        """Tokens that its KV cache holds."""
+        self._endings = endings or Endings()
+        self._used = self._need_waiting = self._reuse_waiting = 0.0
+        self._unique = 1.0
+        """Used tokens over those that all hold by themselves."""
+        self._begun: Iterable[Prompt] = ()
         self._budget = budget
-        self._waiting: dict[int, _Request] = {}  # oldest first
-        self._running: dict[int, _Request] = {}
+        self._steps = EngineSteps(budget, fills)
+        self._waiting: dict[int, Prompt] = {}  # oldest first
+        self._running: dict[int, Prompt] = {}
         self._unary: set[int] = set()  # of the waiting
-        self._tokens = self._pairs = self._behind_tokens = self._behind_pairs = 0.0
-        self._began = 0.0
-        self._answered_at = -inf
-        self._ended_at = -inf  # of the last step that was seen to end
-        self._began_before = 0.0
-        self._stretch: Served | None = None
         self._held_waiting = self._held_running = self._answered_sum = 0.0
-        self._late_at = self._prefilled = self._steps = self._released = 0.0
+        self._late_at = self._prefilled = self._steps_done = self._released = 0.0
         self._late_from = -inf  # when anything was first told
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
 
-    def load(self, now: float, tpot_s: float) -> Load:
+    def load(self, now: float, speed: Speed, tpot_s: float) -> Load:
         """As of `now`, each running request having made a token every `tpot_s` seconds."""
-        running = len(self._running)
-        held = self._held(now, tpot_s)
+        steps = self._advance(now, speed, tpot_s)
         faded = exp(min(self._late_at - now, 0.0) / _LATE_S)
         per_second = faded / (_LATE_S * max(1.0 - exp(min(self._late_from - now, 0.0) / _LATE_S), _LEAST_SPAN))
-        waiting = len(self._waiting)
+        at_work = steps.step is not None
+        needed = self._used + self._need_waiting + self._reuse_waiting
         return Load(
-            self._tokens - self._behind_tokens,
-            self._pairs - self._behind_pairs,
-            self._behind_tokens,
-            self._behind_pairs,
-            max(now - self._began, 0.0) if waiting else 0.0,
-            waiting,
-            running,
-            held,
+            steps.end(speed) - now if at_work else steps.residual(now, speed),
+            steps.joinable(now) if at_work else 0.0,
+            steps.left_tokens,
+            steps.left_pairs,
+            steps.budget,
+            len(self._waiting),
+            len(self._running),
+            steps.held,
             self._held_waiting,
             self._released * per_second,
             self._prefilled * per_second,
-            self._steps * per_second,
-            now - self._ended_at,
+            self._steps_done * per_second,
+            self._used,
+            self._need_waiting,
+            self._reuse_waiting,
+            self.room,
+            self._ends(now, tpot_s) if needed > _NEARLY_FULL * self.room else 0.0,
         )
 
-    def sent(self, ticket: int, uncached: float, context: float, now: float, *, streams: bool = True) -> None:
-        """A request with so many uncached tokens after so many cached ones went to it."""
-        request = _Request(max(uncached, 1.0), max(context, 0.0), now)
-        if not self._waiting:
-            self._began = now
-            self._none_waits()
-        elif now - self._began > SAME_STEP_S:
-            self._behind_tokens += request.tokens
-            self._behind_pairs += request.pairs
-        self._waiting[ticket] = request
-        self._tokens += request.tokens
-        self._pairs += request.pairs
-        self._held_waiting += request.held
-        if not streams:
-            self._unary.add(ticket)
+    def told_used(self, tokens: float, at_work: int | None, now: float, speed: Speed, tpot_s: float) -> None:
+        """So many tokens of its KV cache are in use, by so many requests that it computes or decodes."""
+        steps = self._advance(now, speed, tpot_s)
+        self._used, held = tokens, steps.held
+        begun = () if at_work is not None and at_work <= len(self._running) else steps.begun()
+        for prompt in self._begun:
+            prompt.need, prompt.reuse = prompt.tokens, self._reuse(prompt.held - prompt.tokens)
+        for prompt in begun:
+            prompt.need, prompt.reuse = prompt.left, 0.0
+            held += prompt.context
+        self._begun = begun
+        self._need_waiting = sum([prompt.need for prompt in self._waiting.values()])
+        self._reuse_waiting = sum([prompt.reuse for prompt in self._waiting.values()])
+        self._unique = min(max(tokens / held, 0.05), 1.0) if held > 0.0 else 1.0
 
-    def first_token(self, ticket: int, now: float, tpot_s: float) -> Served | None:
-        """Its prefill is over, and so is that of every unary request before it. Requests whose first bytes come
-        together are one stretch; returned is the one before, which now is complete.
+    def _reuse(self, context: float) -> float:
+        """What of it takes up free room. Cached blocks that nobody uses are part of what is free: if it is more than
+        that, somebody does.
+        """
+        return context if context <= self.room - self._used else 0.0
+
+    def _ends(self, now: float, tpot_s: float) -> float:
+        """Of at most so many, and the others alike."""
+        if not self._running:
+            return 0.0
+        chance, per_s = self._endings.chance, 1.0 / tpot_s if tpot_s > 0 else 0.0
+        some = list(islice(self._running.values(), _MOST_LOOKED_AT))
+        return sum([chance((now - each.answered) * per_s + 1.0) for each in some]) * len(self._running) / len(some)
+
+    def sent(self, prompt: Prompt, speed: Speed, tpot_s: float) -> None:
+        """A request went to it just now."""
+        now, ticket = prompt.sent, prompt.ticket
+        steps = self._advance(now, speed, tpot_s)
+        self._waiting[ticket] = prompt
+        self._held_waiting += prompt.held
+        prompt.need, prompt.reuse = prompt.tokens, self._reuse(prompt.context)
+        self._need_waiting += prompt.need
+        self._reuse_waiting += prompt.reuse
+        if not prompt.streams:
+            self._unary.add(ticket)
+        steps.add(prompt, now, speed)
+
+    def first_token(self, ticket: int, now: float, speed: Speed, tpot_s: float) -> Served | None:
+        """Its prefill is over, and so is that of every unary request before it. Returned is what was done until now
+        since a step was last seen to end; None where this was seen before.
         """
         if ticket not in self._waiting or ticket in self._unary:
-            self.ended(ticket, 0.0, now)
+            self.ended(ticket, 0.0, now, speed, tpot_s)
             return None
-        if now - self._ended_at <= SAME_STEP_S and self._began_before < self._began:
-            self._began = self._began_before  # an answer that ended with the same step was told first
-        self._ended_at = now
-        tokens, pairs = self._answered(ticket, now)
-        for earlier in [unary for unary in self._unary if unary < ticket]:
-            more_tokens, more_pairs = self._answered(earlier, now)
-            tokens, pairs = tokens + more_tokens, pairs + more_pairs
-        over, stretch = None, self._stretch
-        if stretch is not None and now - self._answered_at <= SAME_STEP_S:
-            self._stretch = stretch._replace(tokens=stretch.tokens + tokens, pairs=stretch.pairs + pairs)
-        else:
-            over = stretch
-            running, held = len(self._running) - 1, self._held(now, tpot_s)
-            self._stretch = Served(max(now - self._began, 0.0), tokens, pairs, running, held, self._held_waiting)
-            self._answered_at = now
-            self._fade(now)
-            self._steps += max(tokens / self._budget, 1.0)
-        self._prefilled += tokens
-        self._began = now
-        self._behind_tokens = self._behind_pairs = 0.0
-        return over
+        steps = self._advance(now, speed, tpot_s)
+        prompt = self._waiting[ticket]
+        self._answered(prompt, now, tpot_s)
+        served = steps.answered(prompt, now)
+        if self._unary:
+            for earlier in [unary for unary in self._unary if unary < ticket]:
+                unary = self._waiting[earlier]
+                self._answered(unary, now, tpot_s)
+                steps.gone(unary)
+        self._fade(now)
+        self._prefilled += prompt.tokens
+        if served is None:
+            return None
+        self._steps_done += served.terms[0]
+        return served._replace(
+            running=len(self._running),
+            running_tokens=self._used,
+            waiting_tokens=self._need_waiting + self._reuse_waiting + prompt.need + prompt.reuse,
+            room=self.room,
+        )
 
-    def presume(self, now: float, token_s: float) -> None:
-        """Take unary requests off the head once their prefill must be over, at so many seconds a token: nothing else
-        will tell before their end.
-        """
-        while self._unary:
-            ticket, request = next(iter(self._waiting.items()))
-            needed = request.tokens * token_s
-            if ticket not in self._unary or now - self._began < needed:
-                return
-            self._answered(ticket, self._began + needed)
-            self._began += needed
-            self._behind_tokens = self._behind_pairs = 0.0
-
-    def ended(self, ticket: int, output_tokens: float, now: float) -> None:
+    def ended(self, ticket: int, output_tokens: float, now: float, speed: Speed, tpot_s: float) -> None:
         """It is over, with so many tokens generated: finished, failed, cancelled or sent elsewhere."""
+        steps = self._advance(now, speed, tpot_s)
         if ticket in self._waiting:
-            if next(iter(self._waiting)) == ticket:
-                self._began = now
-                self._behind_tokens = self._behind_pairs = 0.0
-            self._take(ticket)
-        elif (request := self._running.pop(ticket, None)) is not None:
-            self._held_running -= request.held
-            self._answered_sum -= request.answered
+            prompt = self._waiting.pop(ticket)
+            self._unary.discard(ticket)
+            self._no_longer_waits(prompt)
+            steps.gone(prompt)
+        elif ticket in self._running:
+            prompt = self._running.pop(ticket)
+            self._held_running -= prompt.held
+            self._answered_sum -= prompt.answered
+            self._used = max(self._used - self._unique * (prompt.held + output_tokens), 0.0)
             if not self._running:
-                self._held_running = self._answered_sum = 0.0
+                self._held_running = self._answered_sum = self._used = 0.0
             self._fade(now)
-            self._released += request.held + output_tokens
+            self._released += prompt.held + output_tokens
             if output_tokens > 0:
-                self._step_ended(now)
+                self._endings.observe(int(output_tokens))
+                steps.step_ended(now, speed)
 
-    def _step_ended(self, now: float) -> None:
-        """An answer ended, and with it a step. What waits and fits into one step was not in that one: it is now."""
-        if now - self._ended_at > SAME_STEP_S:
-            self._ended_at = now
-            self._began_before = self._began
-            if self._waiting and self._tokens - self._behind_tokens <= self._budget:
-                self._began = now
-                self._behind_tokens = self._behind_pairs = 0.0
+    def _advance(self, now: float, speed: Speed, tpot_s: float) -> EngineSteps:
+        steps = self._steps
+        steps.running, steps.held = len(self._running), self._held(now, tpot_s)
+        over = steps.advance(now, speed)
+        if over:
+            for prompt in over:
+                self._answered(prompt, now, tpot_s)
+        return steps
 
-    def _answered(self, ticket: int, now: float) -> tuple[float, float]:
-        request = self._take(ticket)
-        request.answered = now
-        self._running[ticket] = request
-        self._held_running += request.held
+    def _answered(self, prompt: Prompt, now: float, tpot_s: float) -> None:
+        del self._waiting[prompt.ticket]
+        self._unary.discard(prompt.ticket)
+        self._no_longer_waits(prompt)
+        self._used = min(self._used + prompt.need + prompt.reuse, self.room)
+        prompt.answered = now
+        self._running[prompt.ticket] = prompt
+        self._held_running += prompt.held
         self._answered_sum += now
-        return request.tokens, request.pairs
+        self._steps.running, self._steps.held = len(self._running), self._held(now, tpot_s)
 
-    def _take(self, ticket: int) -> _Request:
-        request = self._waiting.pop(ticket)
-        self._unary.discard(ticket)
-        if not self._waiting:
-            self._none_waits()
-            return request
-        self._tokens -= request.tokens
-        self._pairs -= request.pairs
-        self._held_waiting -= request.held
-        if request.sent - self._began > SAME_STEP_S:
-            self._behind_tokens = max(self._behind_tokens - request.tokens, 0.0)
-            self._behind_pairs = max(self._behind_pairs - request.pairs, 0.0)
-        return request
-
-    def _none_waits(self) -> None:
-        self._tokens = self._pairs = self._behind_tokens = self._behind_pairs = self._held_waiting = 0.0
+    def _no_longer_waits(self, prompt: Prompt) -> None:
+        if self._waiting:
+            self._held_waiting -= prompt.held
+            self._need_waiting -= prompt.need
+            self._reuse_waiting -= prompt.reuse
+        else:
+            self._held_waiting = self._need_waiting = self._reuse_waiting = 0.0
 
     def _held(self, now: float, tpot_s: float) -> float:
         if not self._running:
@@ -244,7 +263,7 @@ class WorkerLoad:
     def _fade(self, now: float) -> None:
         faded = exp(min(self._late_at - now, 0.0) / _LATE_S)
         self._prefilled *= faded
-        self._steps *= faded
+        self._steps_done *= faded
         self._released *= faded
         if self._late_from == -inf:
             self._late_from = now

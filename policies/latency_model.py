@@ -13,9 +13,11 @@ from typing import Final, NamedTuple
 
 from policies.latency_calibration import Correction, Errors, Margin
 from policies.latency_decode import LEAST_TPOT_S, DecodePace, Recent
+from policies.latency_endings import Endings
 from policies.latency_fit import SharedFit
-from policies.latency_load import Load, Served, WorkerLoad
-from policies.latency_path import LEAST_S, MOST_S, Judges, PrefillPath, Situation
+from policies.latency_load import Load, WorkerLoad
+from policies.latency_path import LEAST_S, MOST_S, Estimate, Judges, PrefillPath, Situation
+from policies.latency_steps import Fills, Prompt, Served, Speed
 
 __all__ = ["FleetLatency", "LatencyModel", "LatencyPrior", "Load", "Prediction", "Situation", "WorkerLatency"]
 
@@ -46,14 +48,17 @@ class LatencyPrior:
 class FleetLatency:
     """What the workers of one class (a model on one kind of machine) know together; each new one begins with it."""
 
-    __slots__ = ("correction", "judges", "margins", "path", "prior", "recent", "room_judges", "tpot",
-                 "tpot_correction", "tpot_margin")  # fmt: skip
+    __slots__ = ("correction", "endings", "fills", "judges", "margins", "path", "prior", "recent", "room_correction",
+                 "room_judges", "tpot", "tpot_correction", "tpot_margin")  # fmt: skip
 
     def __init__(self, prior: LatencyPrior | None = None) -> None:
         self.prior = prior = prior or LatencyPrior()
         self.path = SharedFit((prior.step_s, 1.0 / prior.tokens_per_second, 0.0, prior.tpot_s, 0.0))
         self.tpot = SharedFit((prior.tpot_s, 0.0, 0.0))
-        self.room_judges = (Judges(), Judges())
+        self.room_judges = (Judges(), Judges(), Judges())
+        self.fills = Fills()
+        self.endings = Endings()
+        self.room_correction = Correction()
         self.judges = Judges()
         self.recent = Recent()
         self.correction = Correction()
@@ -75,21 +80,22 @@ class Prediction(NamedTuple):
     uncached: float
     context: float
     restore_s: float
+    estimate: Estimate
 
 
 class LatencyModel:
     """One worker's. No method keeps what it is given."""
 
-    __slots__ = ("_correction", "_decode", "_margins", "_path", "_tpot_correction", "_tpot_margin", "tpot_errors",
-                 "ttft_errors")  # fmt: skip
+    __slots__ = ("_correction", "_decode", "_margins", "_path", "_room_correction", "_tpot_correction", "_tpot_margin",
+                 "tpot_errors", "ttft_errors")  # fmt: skip
 
-    def __init__(self, fleet: FleetLatency | None = None, *, kv_tokens: float = inf) -> None:
-        """`kv_tokens`: how many tokens its KV cache holds, where that is known."""
+    def __init__(self, fleet: FleetLatency | None = None) -> None:
         fleet = fleet or FleetLatency()
         budget = float(fleet.prior.step_tokens)
-        self._path = PrefillPath(fleet.path, fleet.room_judges, budget, kv_tokens)
+        self._path = PrefillPath(fleet.path, fleet.fills, fleet.room_judges, budget)
         self._decode = DecodePace(fleet.tpot, fleet.judges, fleet.recent, self._path, budget)
         self._correction = Correction(fleet.correction)
+        self._room_correction = fleet.room_correction
         self._tpot_correction = Correction(fleet.tpot_correction)
         self._margins = [Margin(margin) for margin in fleet.margins]
         self._tpot_margin = Margin(fleet.tpot_margin)
@@ -102,14 +108,9 @@ class LatencyModel:
         return self._decode.recent_s or 0.0
 
     @property
-    def token_s(self) -> float:
-        """What an uncached token costs while the worker prefills at full steps."""
-        per_step, per_token, *_ = self._path.fit.coefficients
-        return self._path.pace * (per_token + per_step / self._path.budget)
-
-    def hold(self, kv_tokens: float) -> None:
-        """Its KV cache holds so many tokens; infinite where that is not known."""
-        self._path.hold(kv_tokens)
+    def speed(self) -> Speed:
+        """How fast it prefills just now."""
+        return self._path.speed
 
     def predict(self, load: Load, uncached: float, context: float = 0.0, restore_s: float = 0.0) -> Prediction:
         """For a prompt of `uncached` tokens to compute after `context` that are there, of which some take `restore_s`
@@ -118,7 +119,8 @@ class LatencyModel:
         uncached = min(max(uncached, 1.0), _MOST_TOKENS)
         context = min(max(context, 0.0), _MOST_TOKENS)
         estimate = self._path.estimate(load, uncached, context)
-        ttft = estimate.seconds * self._correction.factor
+        correction = self._room_correction if estimate.situation is Situation.ROOM else self._correction
+        ttft = estimate.seconds * correction.factor
         tpot = self._decode.estimate(load, uncached + context) * self._tpot_correction.factor
         return Prediction(
             _bounded(ttft + restore_s),
@@ -130,6 +132,7 @@ class LatencyModel:
             uncached,
             context,
             restore_s,
+            estimate,
         )
 
     def observe_ttft(self, predicted: Prediction, ttft_s: float) -> None:
@@ -140,9 +143,12 @@ class LatencyModel:
         took = max(ttft_s - predicted.restore_s, LEAST_S)
         said = max(predicted.ttft_s - predicted.restore_s, LEAST_S)
         self._margins[predicted.situation].observe(took / said, missed=ttft_s > predicted.ttft_p90_s)
-        estimate = self._path.estimate(predicted.load, predicted.uncached, predicted.context)
-        self._correction.observe(took / estimate.seconds)
-        self._path.observe(estimate, took)
+        estimate = predicted.estimate
+        if estimate.situation is Situation.ROOM:
+            self._path.observe(estimate, took)
+            self._room_correction.observe(took / estimate.seconds)
+        else:
+            self._correction.observe(took / estimate.seconds)
 
     def observe_tpot(self, predicted: Prediction, output_tokens: int, decode_s: float) -> None:
         """It made so many tokens, from the first to the last in so many seconds. What cannot be is ignored."""
@@ -173,19 +179,34 @@ class WorkerLatency:
     __slots__ = ("_firsts", "_load", "_predictions", "_sent", "model")
 
     def __init__(self, fleet: FleetLatency | None = None, *, kv_tokens: float = inf) -> None:
-        """`fleet` is shared by the workers of one class; `kv_tokens` as in `LatencyModel`."""
-        self.model = LatencyModel(fleet, kv_tokens=kv_tokens)
-        self._load = WorkerLoad((fleet.prior if fleet else LatencyPrior()).step_tokens)
+        """`fleet` is shared by the workers of one class; `kv_tokens`: how many the KV cache holds, if that is known."""
+        fleet = fleet or FleetLatency()
+        self.model = LatencyModel(fleet)
+        self._load = WorkerLoad(fleet.prior.step_tokens, fleet.fills, fleet.endings)
+        self.hold(kv_tokens)
         self._predictions: dict[int, tuple[Prediction, float, bool]] = {}  # ticket -> what was said, when, streams
         self._firsts: dict[int, float] = {}  # ticket -> first token
 
     def __len__(self) -> int:
         return len(self._predictions)
 
+    def hold(self, kv_tokens: float) -> None:
+        """Its KV cache holds so many tokens; infinite where that is not known."""
+        self._load.room = kv_tokens
+
+    def told_used(self, share: float, at_work: int | None, now: float) -> None:
+        """It says that this share of its KV cache is in use, by so many requests that it computes or decodes."""
+        if self._load.room < inf:
+            self._load.told_used(share * self._load.room, at_work, now, self.model.speed, self.model.recent_tpot_s)
+
+    def kv_share(self, now: float) -> float:
+        """Of its KV cache, used and needed by those that wait; 0 where nobody knows how much it holds."""
+        load = self.load(now)
+        return (load.used_tokens + load.needed_tokens + load.reused_tokens) / load.room_tokens
+
     def load(self, now: float) -> Load:
         """What it has to do."""
-        self._load.presume(now, self.model.token_s)
-        return self._load.load(now, self.model.recent_tpot_s)
+        return self._load.load(now, self.model.speed, self.model.recent_tpot_s)
 
     def predict(self, now: float, uncached: float, context: float = 0.0, restore_s: float = 0.0) -> Prediction:
         """For one more request now; as `LatencyModel.predict`."""
@@ -194,7 +215,17 @@ class WorkerLatency:
     def sent(self, ticket: int, predicted: Prediction, now: float, *, streams: bool = True) -> None:
         """The request for which that was predicted went to it. Without a stream its first byte is also its last."""
         self._predictions[ticket] = (predicted, now, streams)
-        self._load.sent(ticket, predicted.uncached, predicted.context, now, streams=streams)
+        model = self.model
+        prompt = Prompt(
+            ticket,
+            predicted.uncached,
+            predicted.context,
+            now,
+            streams=streams,
+            restore_s=predicted.restore_s,
+            bucket=predicted.estimate.bucket,
+        )
+        self._load.sent(prompt, model.speed, model.recent_tpot_s)
 
     def first_token(self, ticket: int, now: float) -> None:
         """The first byte of an answer that is no error came."""
@@ -205,7 +236,7 @@ class WorkerLatency:
         if not streams:
             return
         self._firsts[ticket] = now
-        served = self._load.first_token(ticket, now, self.model.recent_tpot_s)
+        served = self._load.first_token(ticket, now, self.model.speed, self.model.recent_tpot_s)
         if served is not None:
             self.model.observe_served(served)
         self.model.observe_ttft(predicted, now - sent)
@@ -216,6 +247,6 @@ class WorkerLatency:
         if known is None:
             return
         first = self._firsts.pop(ticket, None)
-        self._load.ended(ticket, output_tokens, now)
+        self._load.ended(ticket, output_tokens, now, self.model.speed, self.model.recent_tpot_s)
         if first is not None:
             self.model.observe_tpot(known[0], output_tokens, now - first)

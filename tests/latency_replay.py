@@ -1,13 +1,11 @@
-"""Latency predictions beside what simulated engines then did, in virtual time and without a clock.
-
-A replay over the gateway's own routing is run first; its sends, first tokens and ends are then told to the model in the
-order of time. As nothing reads the predictions yet, that is what it would have been told live.
+"""Latency predictions beside what simulated engines then did, in virtual time and without a clock: those that the
+gateway's own fleet state makes when it sends a request, with requests waiting in front of the fleet or not.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf
@@ -19,9 +17,10 @@ from backends.simulated.sequence import request_from_ids
 from gateway.replay.arrival import Arrival
 from gateway.replay.plan import timed_chains
 from gateway.replay.records import RequestRecord
+from gateway.replay.virtual_admission import AdmissionStage
 from gateway.replay.virtual_engines import prompt_ids
 from gateway.replay.virtual_fleet import replay_virtually
-from policies.latency_model import FleetLatency, Prediction, Situation, WorkerLatency
+from policies.latency_model import Prediction, Situation, WorkerLatency
 from policies.routing import Prompt, RouteDecision, RoutingPolicy, WorkerView, make_policy
 
 TICK_S = 3.0
@@ -29,15 +28,18 @@ TICK_S = 3.0
 
 
 class Request(NamedTuple):
-    """One request as it went, and what was known when it was sent. Seconds and tokens."""
+    """One request as it went, and what was said of it. Seconds and tokens."""
 
+    arrived: float
     sent: float
+    """To its worker: when it arrived, or later where it waited in the gateway."""
     first: float
     finished: float
-    worker: str
-    uncached: int
-    context: int
     output: int
+    said: Prediction
+    """When it was sent."""
+    expected_s: float | None
+    """From its arrival to its first token, as expected then, where requests wait in the gateway."""
     naive_s: float | None
     """Queued and own uncached tokens ÷ the worker's learnt rate; None while that is not known."""
 
@@ -49,12 +51,13 @@ class _Noting:
         self._policy = policy
         self.needs = policy.needs
         self.uses_key = policy.uses_key
-        self.notes: list[tuple[int, float, float | None]] = []
+        self.naive: list[float | None] = []
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
         decision = self._policy.choose(prompt, workers, sample)
         view = workers[decision.chosen]
-        self.notes.append((decision.cached_tokens, view.queued_tokens, view.prefill_rate))
+        lacking = prompt.tokens - decision.cached_tokens
+        self.naive.append((view.queued_tokens + lacking) / view.prefill_rate if view.prefill_rate else None)
         return decision
 
 
@@ -76,23 +79,38 @@ def capacity_speed(arrivals: Sequence[Arrival], *, workers: int, engine: EngineC
     return span / took
 
 
-def requests(arrivals: Sequence[Arrival], *, workers: int, engine: EngineConfig, speed: float) -> list[Request]:
-    """All that were answered, in the order in which they were sent."""
+def requests(
+    arrivals: Sequence[Arrival], *, workers: int, engine: EngineConfig, speed: float, waits: bool = False
+) -> list[Request]:
+    """All that were answered, in the order in which they were sent: at once, or, where each `waits`, when a worker has
+    room.
+    """
     noting = _Noting(make_policy("cost"))
-    result = replay_virtually(arrivals, noting, workers=workers, engine=engine, speed=speed)
-    in_order = sorted(result.records, key=lambda record: (record.sent, record.index))
-    return [_request(record, *note) for record, note in zip(in_order, noting.notes, strict=True)]
+    stage = AdmissionStage("fair") if waits else None
+    result = replay_virtually(
+        arrivals, noting, workers=workers, engine=engine, speed=speed, admission=stage, predicts=True
+    )
+    sent = [record for record in result.records if record.dispatched is not None]
+    sent.sort(key=lambda record: (record.dispatched, record.index))
+    naive = [None] * len(sent) if waits else noting.naive  # who goes first of those that wait is not known here
+    return [_request(record, each) for record, each in zip(sent, naive, strict=True)]
 
 
-def _request(record: RequestRecord, cached: int, queued: float, rate: float | None) -> Request:
+def _request(record: RequestRecord, naive_s: float | None) -> Request:
     assert record.sent is not None
+    assert record.dispatched is not None
+    assert record.predicted is not None
     assert record.first_token is not None
     assert record.finished is not None
-    assert record.worker is not None
-    lacking = record.input_tokens - cached
-    naive = (queued + lacking) / rate if rate else None
     return Request(
-        record.sent, record.first_token, record.finished, record.worker, lacking, cached, record.tokens_made, naive
+        record.sent,
+        record.dispatched,
+        record.first_token,
+        record.finished,
+        record.tokens_made,
+        record.predicted,
+        record.expected_s,
+        naive_s,
     )
 
 
@@ -102,73 +120,50 @@ class Judged:
 
     n: int
     ttft: float
-    naive_ttft: float
+    naive_ttft: float | None
     ttft_p90: float
     tpot: float
     tpot_p90: float
     by_situation: dict[str, tuple[int, float, float]]
     """Of each: how many, error, coverage."""
+    on_arrival: float | None
+    """Error of what was expected when requests came that then waited in the gateway."""
 
 
-def predictions(rows: Sequence[Request], *, kv_tokens: float = inf) -> list[Prediction]:
-    """What the model says of each when it is sent, knowing what happened before."""
-    fleet = FleetLatency()
-    workers: dict[str, WorkerLatency] = {}
-    said: list[Prediction] = []
-    for now, what, i in _events(rows):
-        row = rows[i]
-        worker = workers.setdefault(row.worker, WorkerLatency(fleet, kv_tokens=kv_tokens))
-        if what == "sent":
-            said.append(worker.predict(now, row.uncached, row.context))
-            worker.sent(i, said[-1], now)
-        elif what == "first":
-            worker.first_token(i, now)
-        else:
-            worker.ended(i, now, row.output)
-    return said
-
-
-def _events(rows: Sequence[Request]) -> Iterator[tuple[float, str, int]]:
-    events = []
-    for i, row in enumerate(rows):
-        events += [(row.first, 0, "first", i), (row.finished, 1, "ended", i), (row.sent, 2, "sent", i)]
-    for at, _, what, i in sorted(events):
-        yield at, what, i
-
-
-def judged(rows: Sequence[Request], said: Sequence[Prediction], *, warm_up: int = 500) -> Judged:
+def judged(rows: Sequence[Request], *, warm_up: int = 500) -> Judged:
     """TPOT is judged of requests that were over before the last one came: after that, load is not the trace's."""
-    pairs = list(zip(rows, said, strict=True))[warm_up:]
+    rows = rows[warm_up:]
     last = rows[-1].sent
     decodes = [
-        ((row.finished - row.first) / (row.output - 1), one)
-        for row, one in pairs
+        ((row.finished - row.first) / (row.output - 1), row.said)
+        for row in rows
         if row.output > 1 and row.finished <= last
     ]
     by_situation = {}
     for situation in Situation:
-        some = [(row, one) for row, one in pairs if one.situation is situation]
+        some = [row for row in rows if row.said.situation is situation]
         if some:
             by_situation[situation.name.lower()] = (len(some), _ttft_error(some), _ttft_covered(some))
+    waited = [abs(row.expected_s / (row.first - row.arrived) - 1.0) for row in rows if row.expected_s is not None]
+    naive = [abs(row.naive_s / (row.first - row.sent) - 1.0) for row in rows if row.naive_s is not None]
     return Judged(
-        n=len(pairs),
-        ttft=_ttft_error(pairs),
-        naive_ttft=fmean(
-            abs(row.naive_s / (row.first - row.sent) - 1.0) for row, _ in pairs if row.naive_s is not None
-        ),
-        ttft_p90=_ttft_covered(pairs),
+        n=len(rows),
+        ttft=_ttft_error(rows),
+        naive_ttft=fmean(naive) if naive else None,
+        ttft_p90=_ttft_covered(rows),
         tpot=fmean(abs(one.tpot_s / tpot - 1.0) for tpot, one in decodes),
         tpot_p90=fmean(tpot <= one.tpot_p90_s for tpot, one in decodes),
         by_situation=by_situation,
+        on_arrival=fmean(waited) if waited else None,
     )
 
 
-def _ttft_error(pairs: Sequence[tuple[Request, Prediction]]) -> float:
-    return fmean(abs(one.ttft_s / (row.first - row.sent) - 1.0) for row, one in pairs)
+def _ttft_error(rows: Sequence[Request]) -> float:
+    return fmean(abs(row.said.ttft_s / (row.first - row.sent) - 1.0) for row in rows)
 
 
-def _ttft_covered(pairs: Sequence[tuple[Request, Prediction]]) -> float:
-    return fmean(row.first - row.sent <= one.ttft_p90_s for row, one in pairs)
+def _ttft_covered(rows: Sequence[Request]) -> float:
+    return fmean(row.first - row.sent <= row.said.ttft_p90_s for row in rows)
 
 
 def slowed(*, per_second: float, before: int, after: int, factor: float, seed: int = 1) -> list[tuple[float, float]]:

@@ -22,11 +22,11 @@ PRIOR = LatencyPrior(tokens_per_second=10_000.0, step_s=0.01, tpot_s=0.02, step_
 SIZES = st.floats(0.0, 1e7)
 LOADS = st.builds(
     Load,
-    step_tokens=SIZES,
-    step_pairs=SIZES,
+    rest_s=st.floats(-1e4, 1e4),
+    join_tokens=st.just(0.0),
     behind_tokens=SIZES,
     behind_pairs=SIZES,
-    elapsed_s=st.floats(0.0, 1e4),
+    budget=st.floats(1.0, 1e5),
     waiting=st.integers(0, 10_000),
     running=st.integers(0, 10_000),
     running_tokens=SIZES,
@@ -34,11 +34,13 @@ LOADS = st.builds(
     release_rate=SIZES,
     prefill_rate=SIZES,
     step_rate=st.floats(0.0, 1e4),
-    since_step_s=st.just(inf),
+    used_tokens=SIZES,
+    needed_tokens=SIZES,
+    reused_tokens=SIZES,
+    room_tokens=st.just(inf) | SIZES,
+    ends_per_step=st.floats(0.0, 100.0),
 )
-GROWING = (
-    "step_tokens", "step_pairs", "behind_tokens", "behind_pairs", "running_tokens", "waiting_tokens",
-)  # fmt: skip
+GROWING = ("rest_s", "behind_tokens", "behind_pairs")
 
 
 def taught(n: int = 200, factor: float = 1.0, fleet: FleetLatency | None = None) -> WorkerLatency:
@@ -64,35 +66,27 @@ def go_on(worker: WorkerLatency, n: int, factor: float = 1.0, start: int = 0, at
 
 def test_cold_is_what_the_prior_says() -> None:
     predicted = LatencyModel(FleetLatency(PRIOR)).predict(Load(), 1_000.0, restore_s=0.25)
-    assert predicted.ttft_s == pytest.approx(0.01 * (1 + 1_000 / 8_192) + 1_000 / 10_000 + 0.25)
+    assert predicted.ttft_s == pytest.approx(0.01 + 1_000 / 10_000 + 0.25)
     assert predicted.tpot_s == pytest.approx(0.02)
     assert predicted.situation is Situation.IDLE
     assert predicted.ttft_s < predicted.ttft_p90_s < 3 * predicted.ttft_s
 
 
-def test_what_is_ahead_adds_up_and_what_has_passed_goes_off() -> None:
+def test_what_is_ahead_adds_up() -> None:
     model = LatencyModel(FleetLatency(PRIOR))
-    behind = Load(step_tokens=8_192, waiting=1, elapsed_s=0.5)
-    both = model.predict(behind, 1_000.0).ttft_s
-    assert both == pytest.approx(2 * 0.01 + 0.8192 - 0.5 + model.predict(Load(), 1_000.0).ttft_s)
-    late = model.predict(behind._replace(elapsed_s=99.0), 1_000.0).ttft_s
-    assert late == pytest.approx(model.predict(Load(), 1_000.0).ttft_s), "what is overdue cannot be negative"
+    ahead = Load(rest_s=0.3, behind_tokens=8_192.0 - 1_000.0, waiting=2)
+    assert model.predict(ahead, 1_000.0).ttft_s == pytest.approx(0.3 + 0.01 + 0.02 + 0.8192), "in one step"
+    assert model.predict(ahead, 1_001.0).ttft_s == pytest.approx(0.3 + 2 * 0.03 + 0.8193), "in two, of which the first"
+    late = model.predict(ahead._replace(rest_s=-99.0), 1_000.0).ttft_s
+    assert late == pytest.approx(0.5 * 0.02 + 0.03 + 0.8192), "what is overdue cannot be negative"
 
 
 def test_what_comes_together_shares_a_step() -> None:
     model = LatencyModel(FleetLatency(PRIOR))
-    together = model.predict(Load(step_tokens=1_000.0, waiting=1, elapsed_s=0.0), 500.0)
-    assert together.ttft_s == pytest.approx(model.predict(Load(), 1_500.0).ttft_s)
-
-
-def test_the_step_that_decodes_is_waited_for() -> None:
-    model = LatencyModel(FleetLatency(PRIOR))
-    load = Load(running=1, running_tokens=100.0)
-    own = 0.01 * (1 + 1_000 / 8_192) + 0.02 * (1 + 1_000 / 8_192) + 0.1
-    assert model.predict(load, 1_000.0).ttft_s == pytest.approx(own + 0.5 * 0.02)
-    assert model.predict(load._replace(since_step_s=0.005), 1_000.0).ttft_s == pytest.approx(own + 0.015)
-    joined = load._replace(since_step_s=0.015, waiting=1, step_tokens=500.0, elapsed_s=0.01)
-    assert model.predict(joined, 500.0).ttft_s == pytest.approx(own + 0.005), "its step has not begun"
+    together = model.predict(Load(rest_s=0.11, join_tokens=7_192.0, waiting=1), 500.0)
+    assert together.ttft_s == pytest.approx(0.11 + 0.05)
+    longer = model.predict(Load(rest_s=0.11, join_tokens=7_192.0, waiting=1), 8_000.0)
+    assert longer.ttft_s == pytest.approx(0.11 + 0.8 + 0.03), "the rest takes one step more"
 
 
 def test_it_learns_its_worker() -> None:
@@ -191,33 +185,33 @@ def check_sane(predicted: Prediction) -> None:
     assert predicted.tpot_s <= predicted.tpot_p90_s
 
 
-@given(LOADS, st.tuples(SIZES, SIZES), st.floats(0.0, 1e5), st.floats(0.0, 0.1), st.booleans())
+@given(LOADS, st.tuples(SIZES, SIZES), st.floats(0.0, 1e5), SIZES, st.booleans())
 def test_always_a_number_above_0(
-    load: Load, prompt: tuple[float, float], restore: float, since: float, cold: bool
+    load: Load, prompt: tuple[float, float], restore: float, join: float, cold: bool
 ) -> None:
     model = (COLD if cold else TAUGHT).model
     check_sane(model.predict(load, *prompt, restore))
-    check_sane(model.predict(load._replace(since_step_s=since), *prompt, restore))
+    check_sane(model.predict(load._replace(join_tokens=join), *prompt, restore))
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
 def test_also_for_what_makes_no_sense(uncached: float, context: float) -> None:
-    check_sane(TAUGHT.model.predict(Load(step_tokens=1e300, step_pairs=1e308, waiting=3), uncached, context))
+    check_sane(TAUGHT.model.predict(Load(behind_tokens=1e300, behind_pairs=1e308, waiting=3), uncached, context))
 
 
-@given(LOADS, st.tuples(SIZES, SIZES), st.sampled_from(GROWING), SIZES, st.booleans())
+@given(LOADS, st.tuples(SIZES, SIZES), st.sampled_from(GROWING), SIZES, st.floats(0.0, 1e4))
 def test_more_work_never_takes_less_time(
-    load: Load, prompt: tuple[float, float], field: str, more: float, cold: bool
+    load: Load, prompt: tuple[float, float], field: str, more: float, rest_s: float
 ) -> None:
-    """Where nobody saw when the step under way began: a longer one that did may be nearer to its end."""
-    model = (COLD if cold else TAUGHT).model
+    """Where there is room, and before anything was learnt of what will share the last step."""
+    load = load._replace(rest_s=rest_s, room_tokens=inf, ends_per_step=0.0)
     uncached, context = prompt
-    before = model.predict(load, uncached, context)
+    before = COLD.model.predict(load, uncached, context)
     for after in (
-        model.predict(load._replace(**{field: getattr(load, field) + more}), uncached, context),
-        model.predict(load, uncached + more, context),
-        model.predict(load, uncached, context + more),
-        model.predict(load, uncached, context, more),
+        COLD.model.predict(load._replace(**{field: getattr(load, field) + more}), uncached, context),
+        COLD.model.predict(load, uncached + more, context),
+        COLD.model.predict(load, uncached, context + more),
+        COLD.model.predict(load, uncached, context, more),
     ):
         assert after.ttft_s >= before.ttft_s * (1 - 1e-9)
         assert after.tpot_s >= before.tpot_s * (1 - 1e-9)
@@ -228,7 +222,7 @@ def test_more_work_never_takes_less_time(
 def test_whatever_is_observed_predictions_stay_sane(
     observed: list[tuple[Load, float, float, int]],
 ) -> None:
-    model = LatencyModel(FleetLatency(PRIOR), kv_tokens=100_000)
+    model = LatencyModel(FleetLatency(PRIOR))
     for load, uncached, seconds, tokens in observed:
         predicted = model.predict(load, uncached)
         check_sane(predicted)
@@ -237,5 +231,5 @@ def test_whatever_is_observed_predictions_stay_sane(
 
 
 TAUGHT = taught()
-TAUGHT.model.hold(1e6)
+TAUGHT.hold(1e6)
 COLD = WorkerLatency(FleetLatency(PRIOR), kv_tokens=1e6)

@@ -9,8 +9,9 @@ from statistics import fmean
 import pytest
 
 from backends.simulated.engine import EngineConfig
+from gateway.replay.arrival import Arrival
 from gateway.replay.traces import read_trace
-from tests.latency_replay import Judged, Request, capacity_speed, judged, predictions, requests, slowed, spread
+from tests.latency_replay import Judged, capacity_speed, judged, requests, slowed, spread
 
 ENGINE = EngineConfig(blocks=20_000, block_size=512, max_model_len=200_000)
 TRACE = Path(__file__).parent / "data/traces/mooncake_conversation_2000.jsonl.xz"
@@ -18,29 +19,38 @@ WORKERS = 4
 
 
 @cache
-def rows(load: float) -> list[Request]:
-    arrivals = spread(read_trace(TRACE, 1_200))
-    speed = load * capacity_speed(arrivals, workers=WORKERS, engine=ENGINE)
-    return requests(arrivals, workers=WORKERS, engine=ENGINE, speed=speed)
+def capacity() -> float:
+    return capacity_speed(arrivals(), workers=WORKERS, engine=ENGINE)
 
 
 @cache
-def result(load: float) -> Judged:
-    return judged(rows(load), predictions(rows(load)))
+def arrivals() -> list[Arrival]:
+    return spread(read_trace(TRACE, 1_200))
 
 
-def test_it_is_repeatable() -> None:
-    assert predictions(rows(0.5)) == predictions(rows(0.5))
+def result(load: float, *, waits: bool) -> Judged:
+    return judged(requests(arrivals(), workers=WORKERS, engine=ENGINE, speed=load * capacity(), waits=waits))
 
 
-@pytest.mark.parametrize("load", [0.5, 0.8, 1.3])
-def test_the_time_to_first_token_is_known_within_a_quarter(load: float) -> None:
+@pytest.mark.parametrize("load", [0.5, 1.3])
+def test_the_time_to_first_token_is_known_within_a_tenth(load: float) -> None:
     """After 500 requests over four workers; the queue alone, over the learnt rate, says less where it is short."""
-    found = result(load)
-    assert found.ttft <= 0.2
-    assert 0.75 <= found.ttft_p90 <= 0.97
+    found = result(load, waits=False)
+    assert found.ttft <= 0.1
+    assert 0.7 <= found.ttft_p90 <= 0.97
+    assert found.naive_ttft is not None
     if load < 1.0:
-        assert found.ttft < 0.75 * found.naive_ttft
+        assert found.ttft < 0.5 * found.naive_ttft
+
+
+@pytest.mark.parametrize("load", [0.8, 1.3])
+def test_so_it_is_of_those_that_wait_in_the_gateway(load: float) -> None:
+    """Near and above saturation, from when they are sent; and what they are told when they come is of some use."""
+    found = result(load, waits=True)
+    assert found.ttft <= 0.18
+    assert 0.8 <= found.ttft_p90 <= 0.97
+    assert found.on_arrival is not None
+    assert found.on_arrival <= 0.5
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

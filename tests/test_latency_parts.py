@@ -8,8 +8,9 @@ import pytest
 
 from policies.latency_calibration import Correction, Errors, Margin
 from policies.latency_fit import Fit, SharedFit
-from policies.latency_load import Load, Served
+from policies.latency_load import Load
 from policies.latency_path import Judges, PrefillPath, Situation
+from policies.latency_steps import Fills, Served
 
 
 def test_the_fit_finds_what_made_the_data() -> None:
@@ -78,31 +79,73 @@ def test_judges_follow_who_is_right() -> None:
     assert judges.blend(1.0, 4.0) == pytest.approx(4.0, rel=0.01)
 
 
-def path(kv_tokens: float) -> PrefillPath:
-    shared = SharedFit((0.01, 1e-4, 0.0, 0.0, 0.0))
-    return PrefillPath(shared, (Judges(), Judges()), 8_192.0, kv_tokens)
+def path(*judges: Judges) -> PrefillPath:
+    shared = SharedFit((0.01, 1e-4, 0.0, 0.001, 0.0))
+    return PrefillPath(shared, Fills(), judges or (Judges(), Judges(), Judges()), 8_192.0)
 
 
-def test_a_full_cache_waits_for_those_that_finish() -> None:
+FULL = Load(running=10, used_tokens=99_000.0, room_tokens=100_000.0, ends_per_step=0.01)
+"""A step ends one in a hundred of its requests."""
+
+
+def test_a_full_cache_waits_for_those_that_end() -> None:
     """Until it is known whether what does not fit waits, half-way between both answers."""
-    load = Load(running=10, running_tokens=99_000.0, release_rate=1_000.0)
-    alone = path(1e6).estimate(load, 1_000.0, 9_000.0)
-    full = path(1e5)
-    estimate = full.estimate(load, 1_000.0, 9_000.0)
+    full = path()
+    alone = full.estimate(FULL._replace(used_tokens=0.0), 5_000.0, 0.0)
+    estimate = full.estimate(FULL, 5_000.0, 0.0)
     assert (alone.situation, estimate.situation) == (Situation.IDLE, Situation.ROOM)
-    assert estimate.if_full_s == pytest.approx(9.0 + alone.seconds)
+    assert estimate.if_room_s == alone.seconds
+    wait_s = 0.001 * (0.7 / 0.01 - 1)
+    assert estimate.if_full_s == pytest.approx(alone.seconds + wait_s), "4,000 too many: one of ten must end"
     assert estimate.seconds == pytest.approx((alone.seconds * estimate.if_full_s) ** 0.5)
+    more = full.estimate(FULL._replace(release_rate=2_000.0), 20_000.0, 0.0)
+    assert more.if_full_s == pytest.approx(19_000 / 2_000 + more.if_room_s), "two of them: by the room made of late"
     for _ in range(60):
-        full.observe(full.estimate(load, 1_000.0, 9_000.0), 9.0)
-    assert full.estimate(load, 1_000.0, 9_000.0).seconds == pytest.approx(9.0, rel=0.05)
+        full.observe(full.estimate(FULL, 5_000.0, 0.0), estimate.if_full_s)
+    assert full.estimate(FULL, 5_000.0, 0.0).seconds == pytest.approx(estimate.if_full_s, rel=0.05)
 
 
-def test_what_ran_fits_and_what_waited_without_cause_did_not() -> None:
-    unknown = path(float("inf"))
-    unknown.served(Served(5.0, 100, 0, running=3, running_tokens=40_000, waiting_tokens=9_000))
-    assert unknown.room == 40_000
-    unknown.served(Served(0.02, 100, 0, running=3, running_tokens=60_000, waiting_tokens=0))
-    assert unknown.room == 60_000
-    known = path(50_000)
-    known.served(Served(5.0, 100, 0, running=3, running_tokens=40_000, waiting_tokens=9_000))
-    assert known.room == 50_000
+def test_cached_tokens_that_cannot_be_free_are_in_use() -> None:
+    assert path().estimate(FULL, 500.0, 900.0).situation is Situation.ROOM
+    assert path().estimate(FULL._replace(reused_tokens=5_000.0), 500.0, 0.0).situation is Situation.ROOM
+    assert path().estimate(FULL, 500.0, 50_000.0).situation is Situation.IDLE
+
+
+def test_who_is_behind_one_that_is_late_for_want_of_room_waits_too() -> None:
+    load = FULL._replace(used_tokens=90_000.0, waiting=1, rest_s=-0.5)
+    assert path().estimate(load, 500.0, 0.0).situation is Situation.ROOM
+    assert path().estimate(load._replace(rest_s=0.1), 500.0, 0.0).situation is not Situation.ROOM
+
+
+def test_the_last_step_is_shared_with_what_usually_comes() -> None:
+    fills = Fills()
+    known = PrefillPath(SharedFit((0.01, 1e-4, 0.0, 0.0, 0.0)), fills, (Judges(), Judges(), Judges()), 8_192.0)
+    alone = known.estimate(Load(), 8_192.0 + 1_192.0, 0.0)
+    assert alone.seconds == pytest.approx(0.02 + 0.9384)
+    for _ in range(400):
+        fills.observe(alone.bucket, 0.5)
+    assert known.estimate(Load(), 8_192.0 + 1_192.0, 0.0).seconds == pytest.approx(alone.seconds + 0.35, rel=1e-3)
+    assert known.estimate(Load(), 100.0, 0.0).seconds == pytest.approx(0.02), "its only step begins at once"
+    assert [Fills.bucket(steps) for steps in (0.0, 0.3, 0.7, 1.5, 3.0, 99.0)] == [0, 1, 2, 3, 4, 5]
+
+
+def stretch(seconds: float, tokens: float = 1_000.0) -> Served:
+    return Served(seconds, (1.0, tokens, 0.0, 0.0, 0.0), running=3, running_tokens=40_000)
+
+
+def test_the_pace_is_the_median_of_the_last_stretches() -> None:
+    worker = path()
+    for i in range(11):
+        worker.served(stretch(0.22 if i % 3 else 50.0))
+    assert worker.speed.seconds((1.0, 1_000.0, 0.0, 0.0, 0.0)) == pytest.approx(0.22, rel=0.02)
+
+
+def test_a_stretch_that_waited_for_room_is_not_slow() -> None:
+    worker = path()
+    full = stretch(5.0)._replace(room=50_000.0, waiting_tokens=20_000.0)
+    for _ in range(10):
+        worker.served(full)
+    assert worker.pace == 1.0
+    for _ in range(30):
+        worker.served(full)
+    assert worker.pace > 2.0, "if all are, it is slow all the same"

@@ -10,6 +10,8 @@ from typing import Final
 
 import orjson
 
+from policies.latency_model import Prediction
+
 MAX_GAPS: Final = 16_384
 """Token gaps kept of one request; of any further ones only count, sum and maximum."""
 
@@ -74,6 +76,9 @@ class RequestRecord:
     worker: str | None = None
     estimated: bool = False  # the trace's token counts are no more than estimates
     warm_up: bool = False  # sent, and not counted
+    dispatched: float | None = None  # to its worker, by a gateway in virtual time
+    predicted: Prediction | None = None  # what that gateway then expected
+    expected_s: float | None = None  # until its first token, as expected when it came and had to wait
 
     @property
     def ok(self) -> bool:

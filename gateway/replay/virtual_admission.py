@@ -110,7 +110,8 @@ class Admission:
             deadline=due,
             lead_s=lead,
         )
-        answer = self.queue.offer(request, now, lead + forecast.turn(self.queue.tokens_ahead(request), workers))
+        record.expected_s = lead + forecast.turn(self.queue.tokens_ahead(request), workers)
+        answer = self.queue.offer(request, now, record.expected_s)
         if isinstance(answer, Refused):
             self._give_up(record, "refused", answer.reason, now)
             return False

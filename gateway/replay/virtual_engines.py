@@ -204,6 +204,7 @@ class Engines:
         self.sent[number] += arrival.input_tokens
         record.worker = str(number)
         record.status = 200
+        record.dispatched, record.predicted = now, reservation.predicted
         return lacking
 
     def _submit(self, number: int, request: SimRequest, now: float) -> None:
@@ -217,7 +218,8 @@ class Engines:
         if self._knows_tiers and now >= self._next_scrape:
             self._next_scrape = now + _SCRAPE_SECONDS
             for number, engine in self._engines.items():
-                self.fleet.workers[number].learn_kv_used(engine.stats().kv_usage)
+                stats = engine.stats()
+                self.fleet.learn_kv_used(self.fleet.workers[number], stats.kv_usage, stats.running, now)
 
     def advance(self, now: float, records: Sequence[RequestRecord]) -> list[int]:
         """Live until `now`, book what came out, and tell which requests ended."""

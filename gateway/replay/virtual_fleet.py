@@ -107,13 +107,15 @@ def replay_virtually(
     store: TierConfig | None = None,
     knows_tiers: bool = True,
     admission: AdmissionStage | None = None,
+    predicts: bool = False,
     watch: Callable[[int], None] | None = None,
 ) -> VirtualResult:
     """Send each arrival at its time ÷ `speed` to the worker that `policy` chooses among `workers` engines; one with a
     pause follows the answer before it in its session. With `concurrency` so many users send instead, each its next
     request after the answer. `store` is a tier that the engines share; without `knows_tiers` the policy is told of
     devices alone. With `admission` requests wait in front of the fleet, and some are refused; without, each is sent at
-    once. `watch` is told now and then how many requests have come.
+    once. Only where it `predicts` (with `admission` always) is it said what each should take. `watch` is told now
+    and then how many requests have come.
 
     Raises ValueError for a fleet that cannot be: no workers or users, a worker lost that is not there, or the last.
     """
@@ -122,6 +124,7 @@ def replay_virtually(
     added = sum(isinstance(change, Added) for change in changes)
     rng = random.Random(seed)  # noqa: S311 - it breaks ties
     fleet = Engines(policy, workers, added, engine, rng, store=store, knows_tiers=knows_tiers)
+    fleet.fleet.predicts = predicts
     stage = None
     if admission is not None:
         stage = Admission(admission, fleet, arrivals, records, most_running=engine.max_num_seqs)

@@ -1,9 +1,10 @@
 """How well times to first token and per output token are predicted, on simulated engines in virtual time, near and
-above saturation, beside what the gateway's queue alone would say; how soon a slower worker is known; and what it costs.
+above saturation, beside what the gateway's queue alone would say; how soon a slower worker is known; what it costs.
 
-`python -m tests.bench latency_model` takes about two minutes. The first 500 requests, or a third of fewer,
-are not counted. `--azure FILE` and `--mooncake FILE` take the whole
-recordings instead of the slices in `tests/data`.
+`python -m tests.bench latency_model` takes about five minutes. Each request is sent at once, and in a second replay
+when a worker has room, as under admission. What is judged is said when it is sent; "on arrival" is what was said when
+one came that then waited. The first 500 requests, or a third of fewer, are not counted. `--azure FILE` and
+`--mooncake FILE` take the whole recordings instead of the slices in `tests/data`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from backends.simulated.engine import EngineConfig
 from gateway.replay.arrival import Arrival
 from gateway.replay.traces import read_trace
 from policies.latency_model import FleetLatency, WorkerLatency
-from tests.latency_replay import Judged, capacity_speed, judged, predictions, requests, slowed, spread
+from tests.latency_replay import Judged, capacity_speed, judged, requests, slowed, spread
 
 DATA: Final = Path(__file__).parents[1] / "data"
 LOADS: Final = (0.5, 0.8, 1.0, 1.3)
+TARGET: Final = 0.15
 _MOONCAKE: Final = EngineConfig(blocks=20_000, block_size=512, max_model_len=200_000)
+
+Key = tuple[float, bool]
+"""A load, and whether requests wait in the gateway until a worker has room."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,9 @@ def workloads(options: argparse.Namespace) -> dict[str, Workload]:
 def main() -> None:
     """Run everything and print three tables."""
     options = _options()
-    console = Console(width=110)
-    named = workloads(options)
-    found: dict[str, dict[float, Future[Judged]]] = {}
+    console = Console(width=160)
+    named = {name: one for name, one in workloads(options).items() if not options.only or name in options.only}
+    found: dict[str, dict[Key, Future[Judged]]] = {}
     with ProcessPoolExecutor(options.processes) as pool:
         speeds = {
             name: pool.submit(capacity_speed, one.arrivals, workers=one.workers, engine=one.engine)
@@ -69,13 +74,20 @@ def main() -> None:
         }
         for name, one in named.items():
             full = speeds[name].result()
-            found[name] = {load: pool.submit(_judged, one, load * full) for load in LOADS}
-        results = {name: {load: each.result() for load, each in row.items()} for name, row in found.items()}
+            found[name] = {
+                (load, waits): pool.submit(_judged, one, load * full, waits)
+                for load in LOADS
+                for waits in (False, True)
+            }
+        results = {name: {key: each.result() for key, each in row.items()} for name, row in found.items()}
     console.print(_errors_table(results))
     console.print(_slowed_table())
     console.print(_costs_table())
     if options.json:
-        document = {name: {str(load): asdict(one) for load, one in row.items()} for name, row in results.items()}
+        document = {
+            name: {f"{load} {'gate' if waits else 'at once'}": asdict(one) for (load, waits), one in row.items()}
+            for name, row in results.items()
+        }
         Path(options.json).write_text(json.dumps(document, indent=1))
 
 
@@ -86,28 +98,35 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--agents", default=DATA / "traces/agent_sessions_60.compact.jsonl.xz")
     parser.add_argument("--limit", type=int, default=4_000, help="requests of each trace; of agents half as many")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="replays at once; results do not differ")
+    parser.add_argument("--only", nargs="*", help="of the traces, by name")
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args()
 
 
-def _judged(one: Workload, speed: float) -> Judged:
-    rows = requests(one.arrivals, workers=one.workers, engine=one.engine, speed=speed)
-    said = predictions(rows, kv_tokens=one.engine.blocks * one.engine.block_size)
-    return judged(rows, said, warm_up=min(500, len(rows) // 3))
+def _judged(one: Workload, speed: float, waits: bool) -> Judged:
+    rows = requests(one.arrivals, workers=one.workers, engine=one.engine, speed=speed, waits=waits)
+    return judged(rows, warm_up=min(500, len(rows) // 3))
 
 
-def _errors_table(results: dict[str, dict[float, Judged]]) -> Table:
+def _errors_table(results: dict[str, dict[Key, Judged]]) -> Table:
     table = Table(title="Mean absolute percentage error, and share at or below the predicted P90")
-    for column in ("trace", "load", "requests", "TTFT", "queue ÷ rate", "P90", "TPOT", "P90", "TTFT by situation"):
-        table.add_column(column, justify="left" if column in {"trace", "TTFT by situation"} else "right")
+    columns = ("trace", "load", "sent", "requests", "TTFT", "within 15%", "on arrival", "queue ÷ rate", "P90", "TPOT",
+               "P90", "TTFT by situation")  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="left" if column in {"trace", "sent", "TTFT by situation"} else "right")
     for name, row in results.items():
-        for load, one in row.items():
+        for (load, waits), one in row.items():
             kinds = ", ".join(f"{kind} {error:.0%} of {n:,}" for kind, (n, error, _) in one.by_situation.items())
             table.add_row(
-                name, f"{load:g}", f"{one.n:,}", f"{one.ttft:.1%}", f"{one.naive_ttft:.1%}", f"{one.ttft_p90:.1%}",
-                f"{one.tpot:.1%}", f"{one.tpot_p90:.1%}", kinds,
+                name, f"{load:g}", "when there is room" if waits else "at once", f"{one.n:,}", f"{one.ttft:.1%}",
+                "yes" if one.ttft <= TARGET else "no", _share(one.on_arrival), _share(one.naive_ttft),
+                f"{one.ttft_p90:.1%}", f"{one.tpot:.1%}", f"{one.tpot_p90:.1%}", kinds,
             )  # fmt: skip
     return table
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
 
 
 def _slowed_table() -> Table:
