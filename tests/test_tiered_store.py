@@ -80,6 +80,10 @@ class TestOfMemoryAndDisk(DiskContract):
     rules = ALWAYS
     copies = True
 
+    def settle(self, store: BlockStore) -> None:
+        assert isinstance(store, TieredStore)
+        assert store.flush(LONG)
+
 
 class TestOfDiskBehindMemoryThatRefuses(DiskContract):
     has_quotas = True
