@@ -12,7 +12,7 @@ from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
 from policies.drain_rate import DrainRate
 from policies.types import WorkerId
-from policies.worker_room import DEFAULT_WINDOW_S, has_room
+from policies.worker_room import DEFAULT_WINDOW_S, starts_soon, takes_more
 
 _LEARNT: Final = 16
 """First tokens from which on a prediction is good enough to refuse somebody."""
@@ -25,8 +25,8 @@ class Rooms(NamedTuple):
     free: int
     """How many could start one more within the window."""
     among: list[Worker]
-    """Those that could within twice the window: where much of a prompt is cached, waiting for a little longer may pay,
-    and routing knows.
+    """Those that take one more at all. One that could not start it soon may have most of its prompt, which takes longer
+    to compute elsewhere than to wait for: routing knows what is queued, and weighs it.
     """
 
 
@@ -43,22 +43,15 @@ class FleetForecast:
         self._fleet = fleet
 
     def rooms(self, workers: Sequence[Worker], now: float) -> Rooms:
-        """Which of the workers could start one more soon."""
-        window_s, free, among = self.window_s, 0, []
+        """Which of the workers could start one more soon, and which take one more at all."""
+        free, among = 0, []
         for worker in workers:
+            if not takes_more(worker.active, self.most_running, worker.kv_share):
+                continue
+            among.append(worker)
             prefill = worker.prefill
-            queued, rate = prefill.remaining(now) if prefill.total else 0.0, prefill.rate
-            if has_room(
-                queued,
-                rate,
-                worker.pending,
-                window_s=2 * window_s,
-                running=worker.active,
-                most_running=self.most_running,
-                kv_used=worker.kv_share,
-            ):
-                among.append(worker)
-                free += rate is None or queued < window_s * rate or not worker.pending
+            queued = prefill.remaining(now) if prefill.total else 0.0
+            free += starts_soon(queued, prefill.rate, worker.pending, self.window_s)
         return Rooms(free, among)
 
     def first_token(

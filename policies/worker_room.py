@@ -11,31 +11,23 @@ _KV_FULL: Final = 0.95
 """Share of the device cache in use by requests that run, from which on one more would wait or displace others."""
 
 
-def has_room(
-    queued_tokens: float,
-    rate: float | None,
-    n_queued: int,
-    *,
-    window_s: float,
-    running: int = 0,
-    most_running: int | None = None,
-    kv_used: float | None = None,
-) -> bool:
-    """Whether it would start one more within about `window_s` seconds.
+def takes_more(running: int, most_running: int | None, kv_used: float | None) -> bool:
+    """Whether one more would run there, and not wait for others to end.
 
-    `queued_tokens`: uncached prompt tokens sent to it and not computed yet, of `n_queued` requests without a first
-    token; `rate`: tokens/s of its prefill as learnt, None where nothing is. `running`: requests sent and not finished,
-    of which it takes at most `most_running` at a time; `kv_used`: share of its device cache in use, where it says.
-    Whatever was learnt, a worker that has nothing gets something.
+    `running`: requests sent and not finished, of which it takes at most `most_running` at a time; `kv_used`: share of
+    its device cache in use, where it says. A worker that has nothing takes something, whatever was learnt.
     """
     if running <= 0:
         return True
-    if most_running is not None and running >= most_running:
-        return False
-    if kv_used is not None and kv_used >= _KV_FULL:
-        return False
+    return (most_running is None or running < most_running) and (kv_used is None or kv_used < _KV_FULL)
+
+
+def starts_soon(queued_tokens: float, rate: float | None, n_queued: int, window_s: float) -> bool:
+    """Whether it would start one more within about `window_s` seconds.
+
+    `queued_tokens`: uncached prompt tokens sent to it and not computed yet, of `n_queued` requests without a first
+    token; `rate`: tokens/s of its prefill as learnt, None where nothing is.
+    """
     if n_queued <= 0:
         return True
-    if rate is None:
-        return n_queued < _COLD_QUEUED
-    return queued_tokens < window_s * rate
+    return n_queued < _COLD_QUEUED if rate is None else queued_tokens < window_s * rate
