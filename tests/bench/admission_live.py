@@ -1,0 +1,309 @@
+"""What admission is worth under overload, over the wire: the live counterpart of `admission_slo`, and that beside it.
+
+`python -m tests.bench admission_live` sends recorded requests to `prefixgate serve` in front of simulated engines, each
+a process: HTTP streams, tenants with keys, KV events. Tenants, classes and loads are those of `admission_slo`; beside
+each row stands what virtual time says of the same requests and engines. Tokens are an eighth as many and take eight
+times as long each, so that two cores can stream them; some engines are faster than life, and objectives shorter in
+proportion. A run on which this machine did not keep up is repeated once, and then its figures do not count.
+Twelve minutes on two cores; `--only Azure` takes four, `--quick` one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from backends.simulated.engine import EngineConfig
+from backends.simulated.timing import PublishedTiming
+from gateway.replay.arrival import Arrival
+from gateway.replay.customers import Customer, customers_of
+from gateway.replay.records import RequestRecord
+from tests.admission_load import BATCH, RESERVE, Outcome, Workload, demand, judged, virtual_run
+from tests.bench.admission_slo import DATA, LOADS, POLICIES, repeated, workloads
+from tests.bench.live_fleet import Setup
+from tests.bench.live_run import LiveRun, Machine, live_run
+
+FEWER: Final = 8
+"""So many times fewer tokens than recorded."""
+SPEEDS: Final = {"Azure": 1.0, "Mooncake": 2.0, "agent sessions": 8.0}
+"""How many times faster than life the engines are: about 15 to 30 requests/s are the capacity of each fleet."""
+_BATCH_TTFT: Final = 4.0
+"""What batch work is promised, in objectives of interactive work: short, so that a short run shows overload."""
+_LIMIT: Final = 2_400
+_FEWEST: Final = 50
+
+
+@dataclass(frozen=True)
+class Case:
+    """One load on one fleet."""
+
+    trace: str
+    load: float
+    workload: Workload
+    capacity: float
+    """Of `workload`, as a speed."""
+
+    @property
+    def customers(self) -> list[Customer]:
+        """Whose each request is, as in virtual time."""
+        return customers_of(self.workload.arrivals, demand(self.load), seed=1)
+
+    @property
+    def speed(self) -> float:
+        """At which requests come."""
+        return self.capacity * self.load
+
+    @property
+    def span(self) -> float:
+        """Seconds in which they come."""
+        return max(arrival.at for arrival in self.workload.arrivals) / self.speed
+
+    def judged(self, records: Sequence[RequestRecord]) -> Outcome:
+        """What came of a run."""
+        return judged(self.workload, self.load, BATCH, self.customers, records, self.span)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case under one policy."""
+
+    case: Case
+    policy: str
+    live: Outcome
+    virtual: Outcome
+    machine: Machine
+    kept_up: bool
+    hits: tuple[float, float]
+    """Share of the prompt tokens that came from a cache, live and virtual."""
+    statuses: dict[int, int]
+    faults: list[str]
+
+
+def lighter(workload: Workload, speed: float) -> Workload:
+    """The same work in `FEWER` times fewer tokens that take so many times as long each, and all of it so much faster.
+
+    Prompts and caches shrink together with the blocks; an answer takes fewer and longer steps. Objectives follow.
+    """
+    engine, timing = workload.engine, workload.engine.timing
+    assert isinstance(timing, PublishedTiming), "the only one that is known how to stretch"
+    stretched = replace(
+        timing,
+        prefill_square=timing.prefill_square * FEWER**2,
+        prefill_linear=timing.prefill_linear * FEWER,
+        decode_square=timing.decode_square * FEWER,
+        decode_linear=timing.decode_linear * FEWER,
+        decode_constant=timing.decode_constant * FEWER,
+        decode_least=timing.decode_least * FEWER,
+    )
+    small = EngineConfig(
+        blocks=engine.blocks,
+        block_size=engine.block_size // FEWER,
+        max_num_seqs=engine.max_num_seqs,
+        max_batched_tokens=engine.max_batched_tokens // FEWER,
+        max_model_len=engine.max_model_len // FEWER,
+        timing=stretched,
+        speed=speed,
+    )
+    return replace(
+        workload,
+        arrivals=[_lighter(arrival) for arrival in workload.arrivals],
+        engine=small,
+        ttft=workload.ttft / speed,
+        tpot=workload.tpot * FEWER / speed,
+        batch_ttft=workload.ttft * _BATCH_TTFT / speed,
+    )
+
+
+def _lighter(arrival: Arrival) -> Arrival:
+    return replace(
+        arrival,
+        input_tokens=-(-arrival.input_tokens // FEWER),
+        output_tokens=-(-arrival.output_tokens // FEWER),
+        block_tokens=arrival.block_tokens // FEWER,
+    )
+
+
+def case_of(trace: str, workload: Workload, load: float, seconds: float) -> Case:
+    """So many of the first requests that they come in about `seconds`."""
+    arrivals = workload.arrivals
+    count = max(int(load * _per_second(workload) * seconds), _FEWEST)
+    slice_ = replace(workload, arrivals=arrivals[:count])
+    return Case(trace, load, slice_, _per_second(slice_) * slice_.arrivals[-1].at / count)
+
+
+def _per_second(workload: Workload) -> float:
+    """Requests that the fleet gets through when it never runs dry: they are repeated, so that the last ones, which it
+    answers without company, hardly count.
+    """
+    least = _LIMIT if workload.users is None else _LIMIT // 2
+    many = replace(workload, arrivals=repeated(list(workload.arrivals), least))
+    return len(many.arrivals) / many.arrivals[-1].at * many.capacity()
+
+
+def _virtually(case: Case, policy: str) -> tuple[Outcome, float]:
+    records = virtual_run(case.workload, policy, case.workload.arrivals, case.customers, case.speed, RESERVE)
+    return case.judged(records), _hits(records)
+
+
+def _hits(records: Sequence[RequestRecord]) -> float:
+    total = sum(record.prompt_tokens or 0 for record in records)
+    return sum(record.cached_tokens or 0 for record in records) / total if total else 0.0
+
+
+def _live(case: Case, policy: str) -> LiveRun:
+    workload = case.workload
+    tenants = {each.tenant: each.service_class for each in demand(case.load)}
+    setup = Setup(policy, workload.engine, workload.workers, tenants, workload.slos, RESERVE)
+    return uvloop.run(live_run(setup, workload.arrivals, case.customers, case.speed))
+
+
+def row_of(case: Case, policy: str, virtual: tuple[Outcome, float], most_lag: float) -> Row:
+    """Run it, once more where the machine did not keep up."""
+    for _ in range(2):
+        run = _live(case, policy)
+        if run.machine.kept_up(most_lag):
+            break
+    return Row(
+        case,
+        policy,
+        case.judged(run.records),
+        virtual[0],
+        run.machine,
+        run.machine.kept_up(most_lag),
+        (_hits(run.records), virtual[1]),
+        dict(run.statuses),
+        run.faults,
+    )
+
+
+def main() -> None:
+    """Run everything, print a table and whatever ought not to be; exit code 1 where there is something."""
+    options = _options()
+    console = Console(width=190)
+    known = {name: lighter(workload, SPEEDS[name]) for name, workload in workloads(options).items()
+             if not options.only or name in options.only}  # fmt: skip
+    with ProcessPoolExecutor(options.processes) as pool:
+        made = [pool.submit(case_of, name, workload, load, options.seconds)
+                for name, workload in known.items() for load in options.loads]  # fmt: skip
+        found = [future.result() for future in made]
+        asked = {(n, policy): pool.submit(_virtually, found[n], policy) for n in range(len(found))
+                 for policy in options.policies}  # fmt: skip
+        virtual = {key: future.result() for key, future in asked.items()}
+    rows = []
+    for (n, policy), said in virtual.items():
+        row = row_of(found[n], policy, said, options.lag)
+        rows.append(row)
+        console.print(f"[dim]{row.case.trace} {row.case.load:g} {policy}: {_machine(row)}", highlight=False)
+    console.print(_table(rows))
+    faults = [f"{row.case.trace} {row.case.load:g} {row.policy}: {fault}" for row in rows for fault in row.faults]
+    for fault in faults:
+        console.print(fault, style="red", markup=False)
+    if options.json:
+        Path(options.json).write_text(json.dumps([_written(row) for row in rows], indent=1))
+    if faults:
+        raise SystemExit(1)
+
+
+def _machine(row: Row) -> str:
+    machine = row.machine
+    lags = f"client {machine.client_lag * 1e3:.0f}, probe {machine.probe * 1e3:.0f}, engines {machine.engine_lag * 1e3:.0f}"
+    statuses = ", ".join(f"{count} × {status}" for status, count in sorted(row.statuses.items()))
+    return f"{row.case.span:.0f} s, {statuses}; lag p99 {lags} ms, gateway {machine.gateway_cpu:.0%} of a core" + (
+        "" if row.kept_up else ": did not keep up"
+    )
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(title="d floods in batch; live | virtual")
+    names = ("trace", "load", "policy", "goodput/s", "÷ fcfs", "interactive", "TTFT p99", "batch", "least batch", "Jain",
+             "flood costs a / b / c", "from cache", "refused")  # fmt: skip
+    for name in names:
+        table.add_column(name, justify="left" if name in {"trace", "policy"} else "right")
+    last = rows[-1].policy if rows else ""
+    for row in rows:
+        live, virtual = _told(row, rows, live=True), _told(row, rows, live=False)
+        if not row.kept_up:
+            live = ["–"] * len(live)
+        both = [f"{one} | {other}" for one, other in zip(live, virtual, strict=True)]
+        table.add_row(row.case.trace, f"{row.case.load:g}", row.policy, *both, end_section=row.policy == last)
+    return table
+
+
+def _told(row: Row, rows: Sequence[Row], *, live: bool) -> list[str]:
+    def of(other: Row) -> Outcome:
+        return other.live if live else other.virtual
+
+    def beside(policy: str, load: float) -> Outcome | None:
+        same = (o for o in rows if (o.case.trace, o.case.load, o.policy) == (row.case.trace, load, policy))
+        other = next(same, None)
+        return None if other is None or (live and not other.kept_up) else of(other)
+
+    one, fcfs, calm = of(row), beside("fcfs", row.case.load), beside(row.policy, min(LOADS))
+    return [
+        f"{one.goodput:.1f}",
+        f"{one.goodput / fcfs.goodput:.2f}" if fcfs is not None and fcfs.goodput else "–",
+        f"{one.interactive:.1%}",
+        f"{one.ttft_p99:.2f} s",
+        f"{one.batch:.1%}",
+        f"{one.slowest_batch:.1%}",
+        f"{one.jain:.3f}",
+        "–" if calm is None or calm is one else " / ".join(f"{cost:.1%}" for cost in _costs(one, calm)),
+        f"{row.hits[not live]:.1%}",
+        f"{one.refused:,}",
+    ]
+
+
+def _costs(one: Outcome, calm: Outcome) -> list[float]:
+    """Share of goodput that a, b and c lose to the flood: beside that without, the two brought to the same capacity."""
+    return [1 - one.tenants[name] / calm.tenants[name] if calm.tenants[name] else 0.0 for name in "abc"]
+
+
+def _written(row: Row) -> dict[str, object]:
+    return {
+        "trace": row.case.trace,
+        "load": row.case.load,
+        "policy": row.policy,
+        "requests": len(row.case.workload.arrivals),
+        "seconds": row.case.span,
+        "live": asdict(row.live),
+        "virtual": asdict(row.virtual),
+        "hits": row.hits,
+        "machine": asdict(row.machine),
+        "kept_up": row.kept_up,
+        "statuses": row.statuses,
+        "faults": row.faults,
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--azure", default=DATA / "arrivals/azure_conv_300.csv")
+    parser.add_argument("--mooncake", default=DATA / "traces/mooncake_conversation_2000.jsonl.xz")
+    parser.add_argument("--agents", default=DATA / "traces/agent_sessions_60.compact.jsonl.xz")
+    parser.add_argument("--limit", type=int, default=_LIMIT, help="requests that are read of each")
+    parser.add_argument("--only", nargs="*", help="of the traces, by name")
+    parser.add_argument("--loads", nargs="*", type=float, default=LOADS, help="shares of capacity")
+    parser.add_argument("--policies", nargs="*", default=POLICIES, help="of admission; none is one too")
+    parser.add_argument("--seconds", type=float, default=14.0, help="in which the requests of a run come")
+    parser.add_argument("--lag", type=float, default=0.03, help="the most that any loop may be late, p99 in seconds")
+    parser.add_argument("--quick", action="store_true", help="Azure at 1.3 alone, ten seconds a policy")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="for virtual time")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    if options.quick:
+        options.only, options.loads, options.seconds = ["Azure"], [1.3], 10.0
+    return options
+
+
+if __name__ == "__main__":
+    main()
