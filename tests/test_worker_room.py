@@ -23,6 +23,11 @@ def test_a_worker_nobody_knows_gets_two_requests() -> None:
     assert not has_room(5_000, None, 2, window_s=0.2, running=2)
 
 
+def test_a_worker_nobody_knows_gets_as_many_short_prompts_as_one_step_computes() -> None:
+    assert has_room(1_023, None, 40, window_s=0.2, running=40)
+    assert not has_room(1_024, None, 40, window_s=0.2, running=40)
+
+
 def test_it_gets_no_more_than_it_runs_at_a_time() -> None:
     assert has_room(0, 1e4, 0, window_s=0.2, running=3, most_running=4)
     assert not has_room(0, 1e4, 0, window_s=0.2, running=4, most_running=4)
