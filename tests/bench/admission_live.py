@@ -2,10 +2,10 @@
 
 `python -m tests.bench admission_live` sends recorded requests to `prefixgate serve` in front of simulated engines, each
 a process: HTTP streams, tenants with keys, KV events. Tenants, classes and loads are those of `admission_slo`; beside
-each row stands what virtual time says of the same requests and engines. Tokens are an eighth as many and take eight
-times as long each, so that two cores can stream them; some engines are faster than life, and objectives shorter in
-proportion. A run on which this machine did not keep up is repeated once, and then its figures do not count.
-Twelve minutes on two cores; `--only Azure` takes four, `--quick` one.
+each row stands what virtual time says of the same requests and engines. So that two cores can stream them and a run is
+short, tokens are a quarter or an eighth as many and engines faster than life, with objectives in proportion. A run on
+which this machine did not keep up is repeated once, and then its figures do not count.
+A quarter of an hour on two cores; `--only Azure` takes a third of it, `--quick` a minute.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import uvloop
 from rich.console import Console
@@ -33,10 +33,26 @@ from tests.bench.admission_slo import DATA, LOADS, POLICIES, repeated, workloads
 from tests.bench.live_fleet import Setup
 from tests.bench.live_run import LiveRun, Machine, live_run
 
-FEWER: Final = 8
-"""So many times fewer tokens than recorded."""
-SPEEDS: Final = {"Azure": 1.0, "Mooncake": 2.0, "agent sessions": 8.0}
-"""How many times faster than life the engines are: about 15 to 30 requests/s are the capacity of each fleet."""
+
+class Scale(NamedTuple):
+    """What a recording is made of for live engines."""
+
+    fewer: int
+    """So many times fewer tokens than recorded, each of which takes so many times as long."""
+    speed: float
+    """How many times faster than life the engines are then; a step of theirs is `fewer` ÷ `speed` times as long."""
+    smaller: int
+    """So many times smaller the engines: fewer blocks, slower prefill; a step that decodes takes as long as before."""
+    seconds: float
+    """In which the requests of a run come: several times as long as one is in an engine, so that these fill."""
+
+
+SCALES: Final = {
+    "Azure": Scale(4, 2.0, 2, 20.0),
+    "Mooncake": Scale(4, 2.0, 1, 16.0),
+    "agent sessions": Scale(8, 8.0, 1, 14.0),
+}
+"""So that each fleet gets through some 15 to 30 requests/s."""
 _BATCH_TTFT: Final = 4.0
 """What batch work is promised, in objectives of interactive work: short, so that a short run shows overload."""
 _LIMIT: Final = 2_400
@@ -89,47 +105,49 @@ class Row:
     faults: list[str]
 
 
-def lighter(workload: Workload, speed: float) -> Workload:
-    """The same work in `FEWER` times fewer tokens that take so many times as long each, and all of it so much faster.
+def lighter(workload: Workload, scale: Scale) -> Workload:
+    """The same work in fewer tokens, and all of it faster.
 
     Prompts and caches shrink together with the blocks; an answer takes fewer and longer steps. Objectives follow.
     """
     engine, timing = workload.engine, workload.engine.timing
+    fewer, speed, smaller, _ = scale
     assert isinstance(timing, PublishedTiming), "the only one that is known how to stretch"
     stretched = replace(
         timing,
-        prefill_square=timing.prefill_square * FEWER**2,
-        prefill_linear=timing.prefill_linear * FEWER,
-        decode_square=timing.decode_square * FEWER,
-        decode_linear=timing.decode_linear * FEWER,
-        decode_constant=timing.decode_constant * FEWER,
-        decode_least=timing.decode_least * FEWER,
+        prefill_square=timing.prefill_square * fewer**2 * smaller,
+        prefill_linear=timing.prefill_linear * fewer * smaller,
+        prefill_constant=timing.prefill_constant * smaller,
+        decode_square=timing.decode_square * fewer,
+        decode_linear=timing.decode_linear * fewer,
+        decode_constant=timing.decode_constant * fewer,
+        decode_least=timing.decode_least * fewer,
     )
     small = EngineConfig(
-        blocks=engine.blocks,
-        block_size=engine.block_size // FEWER,
+        blocks=engine.blocks // smaller,
+        block_size=engine.block_size // fewer,
         max_num_seqs=engine.max_num_seqs,
-        max_batched_tokens=engine.max_batched_tokens // FEWER,
-        max_model_len=engine.max_model_len // FEWER,
+        max_batched_tokens=engine.max_batched_tokens // fewer,
+        max_model_len=engine.max_model_len // fewer,
         timing=stretched,
         speed=speed,
     )
     return replace(
         workload,
-        arrivals=[_lighter(arrival) for arrival in workload.arrivals],
+        arrivals=[_lighter(arrival, fewer) for arrival in workload.arrivals],
         engine=small,
         ttft=workload.ttft / speed,
-        tpot=workload.tpot * FEWER / speed,
+        tpot=workload.tpot * fewer / speed,
         batch_ttft=workload.ttft * _BATCH_TTFT / speed,
     )
 
 
-def _lighter(arrival: Arrival) -> Arrival:
+def _lighter(arrival: Arrival, fewer: int) -> Arrival:
     return replace(
         arrival,
-        input_tokens=-(-arrival.input_tokens // FEWER),
-        output_tokens=-(-arrival.output_tokens // FEWER),
-        block_tokens=arrival.block_tokens // FEWER,
+        input_tokens=-(-arrival.input_tokens // fewer),
+        output_tokens=-(-arrival.output_tokens // fewer),
+        block_tokens=arrival.block_tokens // fewer,
     )
 
 
@@ -167,8 +185,9 @@ def _live(case: Case, policy: str) -> LiveRun:
     return uvloop.run(live_run(setup, workload.arrivals, case.customers, case.speed))
 
 
-def row_of(case: Case, policy: str, virtual: tuple[Outcome, float], most_lag: float) -> Row:
+def row_of(case: Case, policy: str, virtual: tuple[Outcome, float], lag: float) -> Row:
     """Run it, once more where the machine did not keep up."""
+    most_lag = lag * case.workload.ttft
     for _ in range(2):
         run = _live(case, policy)
         if run.machine.kept_up(most_lag):
@@ -190,10 +209,10 @@ def main() -> None:
     """Run everything, print a table and whatever ought not to be; exit code 1 where there is something."""
     options = _options()
     console = Console(width=190)
-    known = {name: lighter(workload, SPEEDS[name]) for name, workload in workloads(options).items()
+    known = {name: lighter(workload, SCALES[name]) for name, workload in workloads(options).items()
              if not options.only or name in options.only}  # fmt: skip
     with ProcessPoolExecutor(options.processes) as pool:
-        made = [pool.submit(case_of, name, workload, load, options.seconds)
+        made = [pool.submit(case_of, name, workload, load, options.seconds or SCALES[name].seconds)
                 for name, workload in known.items() for load in options.loads]  # fmt: skip
         found = [future.result() for future in made]
         asked = {(n, policy): pool.submit(_virtually, found[n], policy) for n in range(len(found))
@@ -294,14 +313,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", help="of the traces, by name")
     parser.add_argument("--loads", nargs="*", type=float, default=LOADS, help="shares of capacity")
     parser.add_argument("--policies", nargs="*", default=POLICIES, help="of admission; none is one too")
-    parser.add_argument("--seconds", type=float, default=14.0, help="in which the requests of a run come")
-    parser.add_argument("--lag", type=float, default=0.03, help="the most that any loop may be late, p99 in seconds")
-    parser.add_argument("--quick", action="store_true", help="Azure at 1.3 alone, ten seconds a policy")
+    parser.add_argument("--seconds", type=float, help="in which the requests of a run come; some 20")
+    parser.add_argument("--lag", type=float, default=0.05, help="the most that any loop may be late (p99) ÷ objective")
+    parser.add_argument("--quick", action="store_true", help="Azure at 2.0 alone, twelve seconds a policy")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="for virtual time")
     parser.add_argument("--json")
     options = parser.parse_args()
     if options.quick:
-        options.only, options.loads, options.seconds = ["Azure"], [1.3], 10.0
+        options.only, options.loads, options.seconds = ["Azure"], [2.0], 12.0
     return options
 
 
