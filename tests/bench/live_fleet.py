@@ -1,4 +1,4 @@
-"""A gateway with tenants in front of simulated engines, each a process, for one run; and what was left when it ended."""
+"""A gateway with tenants in front of simulated engines, each a process, for one run; and what it left behind."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LiveFleet:
         """What is not 0 within some seconds though nobody asks for anything any more."""
         until = time.monotonic() + _STOP_S
         async with aiohttp.ClientSession() as session:
-            while (left := await self._left(session)) and time.monotonic() < until:
+            while (left := await self._left(session)) and time.monotonic() < until:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.1)
         return left
 

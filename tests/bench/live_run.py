@@ -85,39 +85,36 @@ class _Answers:
             self.faults[f"status {response.status}"] += 1
 
 
-async def live_run(
-    setup: Setup, arrivals: Sequence[Arrival], customers: Sequence[Customer], speed: float
-) -> LiveRun:
+async def live_run(setup: Setup, arrivals: Sequence[Arrival], customers: Sequence[Customer], speed: float) -> LiveRun:
     """Start everything, send everything, wait until all is answered that may still count, stop everything."""
     raise_file_limit()
     records = plan(arrivals, speed=speed, max_output=None)
     answers, machine, lag = _Answers(), Machine(), Lag()
-    async with running(setup) as fleet:
-        async with contextlib.AsyncExitStack() as stack:
-            clock = MonotonicClock()
-            clients = {
-                name: ReplayClient(
-                    Target(fleet.url, MODEL, "completions"),
-                    arrivals,
-                    records,
-                    session=await stack.enter_async_context(_session(key, answers)),
-                    clock=clock,
-                )
-                for name, key in fleet.keys.items()
-            }
-            probes = await stack.enter_async_context(_probed(fleet))
-            await stack.enter_async_context(lag.watched())
-            sender = _Sender(arrivals, customers, records, clients, clock, speed)
-            stop = asyncio.Event()
-            watch = asyncio.create_task(_stop_when_decided(records, customers, setup.slos, clock, stop))
-            gc.collect()
-            gc.freeze()
-            before, begun = fleet.gateway.cpu_seconds(), time.perf_counter()
-            clock.restart()
-            await run_open_loop([records[chain[0]].scheduled for chain in sender.chains], clock, sender.send, stop=stop)
-            machine.gateway_cpu = (fleet.gateway.cpu_seconds() - before) / (time.perf_counter() - begun)
-            gc.unfreeze()
-            watch.cancel()
+    async with running(setup) as fleet, contextlib.AsyncExitStack() as stack:
+        clock = MonotonicClock()
+        clients = {
+            name: ReplayClient(
+                Target(fleet.url, MODEL, "completions"),
+                arrivals,
+                records,
+                session=await stack.enter_async_context(_session(key, answers)),
+                clock=clock,
+            )
+            for name, key in fleet.keys.items()
+        }
+        probes = await stack.enter_async_context(_probed(fleet))
+        await stack.enter_async_context(lag.watched())
+        sender = _Sender(arrivals, customers, records, clients, clock, speed)
+        stop = asyncio.Event()
+        watch = asyncio.create_task(_stop_when_decided(records, customers, setup.slos, clock, stop))
+        gc.collect()
+        gc.freeze()
+        before, begun = fleet.gateway.cpu_seconds(), time.perf_counter()
+        clock.restart()
+        await run_open_loop([records[chain[0]].scheduled for chain in sender.chains], clock, sender.send, stop=stop)
+        machine.gateway_cpu = (fleet.gateway.cpu_seconds() - before) / (time.perf_counter() - begun)
+        gc.unfreeze()
+        watch.cancel()
     late = sorted(record.lateness for record in records if record.lateness is not None)
     machine.client_lag = max(percentile(late, 0.99), lag.p99())
     machine.probe = percentile(sorted(probes), 0.99) if probes else 0.0
@@ -126,9 +123,10 @@ async def live_run(
 
 
 def _faults(records: Sequence[RequestRecord], answers: _Answers) -> list[str]:
-    ends = Counter(
-        f"{record.error}: {record.error_detail}" for record in records if record.error not in _EXPECTED
-    ) + answers.faults
+    ends = (
+        Counter(f"{record.error}: {record.error_detail}" for record in records if record.error not in _EXPECTED)
+        + answers.faults
+    )
     unsent = sum(record.sent is None for record in records)
     short = sum(record.ok and record.completion_tokens != record.output_tokens for record in records)
     found = [f"{count} × {what}" for what, count in ends.most_common(5)]
