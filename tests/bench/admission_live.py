@@ -152,11 +152,20 @@ def _lighter(arrival: Arrival, fewer: int) -> Arrival:
 
 
 def case_of(trace: str, workload: Workload, load: float, seconds: float) -> Case:
-    """So many of the first requests that they come in about `seconds`."""
-    arrivals = workload.arrivals
+    """So many requests that they come in about `seconds`: the first ones, or where sessions begin one after the other
+    those after a quarter, when as many go on as ever do.
+    """
+    arrivals = workload.arrivals if workload.users is None else _later(workload.arrivals)
+    workload = replace(workload, arrivals=arrivals)
     count = max(int(load * _per_second(workload) * seconds), _FEWEST)
     slice_ = replace(workload, arrivals=arrivals[:count])
     return Case(trace, load, slice_, _per_second(slice_) * slice_.arrivals[-1].at / count)
+
+
+def _later(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """Without the first quarter."""
+    rest = arrivals[len(arrivals) // 4 :]
+    return [replace(arrival, at=arrival.at - rest[0].at) for arrival in rest]
 
 
 def _per_second(workload: Workload) -> float:
