@@ -17,6 +17,9 @@ _MEMORY: Final = 0.98
 """Share of the past that each new observation keeps: about the last fifty count."""
 _TELLING_TOKENS: Final = 512
 """Fewer tokens than this tell about the engine's overhead and its batching, not about its speed."""
+_TOGETHER_SECONDS: Final = 2e-3
+"""First bytes that follow each other so closely are of one step of the engine: its tokens are theirs together, and so
+is the time it took. The last of them alone would seem to have been computed in no time."""
 _RECENT_SECONDS: Final = 60.0
 _LEAST_SECONDS: Final = 1e-4
 _PRIOR_SECONDS: Final = 5.0
@@ -28,6 +31,17 @@ class _Restoring(NamedTuple):
     tokens: float
     """To compute once the rest is restored."""
     ready_at: float
+
+
+class _Step(NamedTuple):
+    """First bytes that came together."""
+
+    tokens: float = 0.0
+    """Not learnt from yet, as too few; likewise the next ones."""
+    beside: float = 0.0
+    seconds: float = 0.0
+    told: bool = False
+    """Their time was learnt from."""
 
 
 class FleetRate:
@@ -55,7 +69,7 @@ class PrefillQueue:
 
     __slots__ = ("_beside", "_busy_since", "_done_seconds", "_done_tokens", "_fleet", "_hint", "_io_free_at", "_recent",
                  "_recent_at",
-                 "_restoring", "_tokens", "_unary", "_unary_restoring", "total")  # fmt: skip
+                 "_restoring", "_step", "_tokens", "_unary", "_unary_restoring", "total")  # fmt: skip
 
     def __init__(self, fleet: FleetRate | None = None, hint: float | None = None) -> None:
         """`hint` in tokens/s takes the place of the fleet's rate as what is believed at first."""
@@ -68,6 +82,7 @@ class PrefillQueue:
         self._io_free_at = 0.0
         self._beside = 0.0  # computed for those that restored, since `_busy_since`
         self._busy_since = 0.0
+        self._step = _Step()
         self._done_tokens = 0.0
         self._done_seconds = 0.0
         self._recent = 0.0
@@ -101,6 +116,7 @@ class PrefillQueue:
             self._io_free_at = max(self._io_free_at, now + restore_s)
             return
         if not self._tokens:
+            self._step = _Step()
             self._begin(now)
         self._tokens[ticket] = tokens
         if not streams:
@@ -120,8 +136,7 @@ class PrefillQueue:
             if self._unary:
                 for earlier in [unary for unary in self._unary if unary < ticket]:
                     tokens += self._remove(earlier)
-            if tokens >= _TELLING_TOKENS:
-                self._learn(tokens + self._beside, max(now - self._busy_since, _LEAST_SECONDS))
+            self._computed(tokens, now - self._busy_since)
         self._begin(now)
 
     def drop(self, ticket: int, now: float) -> None:
@@ -183,6 +198,15 @@ class PrefillQueue:
                 return
             self._remove(ticket)
             self._busy_since += needed
+
+    def _computed(self, tokens: float, seconds: float) -> None:
+        """So many tokens more, so long after what was computed before."""
+        step = self._step if seconds < _TOGETHER_SECONDS else _Step()
+        step = _Step(step.tokens + tokens, step.beside + self._beside, step.seconds + seconds, step.told)
+        if step.told or step.tokens >= _TELLING_TOKENS:
+            self._learn(step.tokens + step.beside, max(step.seconds, _LEAST_SECONDS))
+            step = _Step(told=True)
+        self._step = step
 
     def _learn(self, tokens: float, seconds: float) -> None:
         self._done_tokens = self._done_tokens * _MEMORY + tokens

@@ -6,7 +6,10 @@ from typing import Final
 
 DEFAULT_WINDOW_S: Final = 0.2
 _COLD_QUEUED: Final = 2
-"""Requests that a worker may have before their first token while nobody knows how fast it is."""
+"""Requests that a worker may have before their first token while nobody knows how fast it is..."""
+_COLD_TOKENS: Final = 1_024
+"""...or uncached tokens, however many requests': where all prompts are short, nobody ever will, since they tell more
+about the engine's steps than about its speed, and it computes many of them in one."""
 _KV_FULL: Final = 0.95
 """Share of the device cache in use by requests that run, from which on one more would wait or displace others."""
 
@@ -30,4 +33,6 @@ def starts_soon(queued_tokens: float, rate: float | None, n_queued: int, window_
     """
     if n_queued <= 0:
         return True
-    return n_queued < _COLD_QUEUED if rate is None else queued_tokens < window_s * rate
+    if rate is None:
+        return n_queued < _COLD_QUEUED or queued_tokens < _COLD_TOKENS
+    return queued_tokens < window_s * rate

@@ -5,7 +5,7 @@ it. Exact and repeatable.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
@@ -77,7 +77,7 @@ class Outcome:
     jain: float
     """Jain's index of goodput ÷ max-min fair share of the capacity: 1 is even, 1/4 is all to one."""
     cost: Mapping[str, float]
-    """By what share of its goodput the flood diminishes each other tenant's."""
+    """By what share of its goodput the flood diminishes each other tenant's; empty where that was not measured."""
     slowest_batch: float
     """Of ten equal parts of the time, the least share of all served prompt tokens that was batch work."""
     ttft_p99: float
@@ -91,6 +91,12 @@ def settings(reserve: float) -> AdmissionSettings:
     return AdmissionSettings(batch=ClassRules(reserve, Late.REFUSE, 3600.0))
 
 
+def demand(load: float, flood: ServiceClass = BATCH) -> dict[Customer, float]:
+    """What each tenant asks for, as shares of capacity, where all together ask for `load`."""
+    rest = load - sum(share for _, share in DEMANDS.values())
+    return {Customer(name, each): share for name, (each, share) in DEMANDS.items()} | {Customer("d", flood): rest}
+
+
 def outcome(  # noqa: PLR0917 - what a replay is of
     workload: Workload,
     policy: str,
@@ -100,22 +106,36 @@ def outcome(  # noqa: PLR0917 - what a replay is of
     reserve: float = RESERVE,
 ) -> Outcome:
     """That load, as a share of capacity, under that admission policy, with d flooding in that class."""
-    rest = load - sum(share for _, share in DEMANDS.values())
-    shares = {Customer(name, each): share for name, (each, share) in DEMANDS.items()} | {Customer("d", flood): rest}
+    shares = demand(load, flood)
+    rest = shares[Customer("d", flood)]
     customers = customers_of(workload.arrivals, shares, seed=1)
     speed = capacity * load
-    records, met = _run(workload, policy, workload.arrivals, customers, speed, reserve)
+    records = virtual_run(workload, policy, workload.arrivals, customers, speed, reserve)
     span = max(arrival.at for arrival in workload.arrivals) / speed
-    tenants = _goodput(customers, met, span)
+    found = judged(workload, load, flood, customers, records, span)
     keep, drop = Customer("keep"), Customer("drop")
     calm = customers_of(workload.arrivals, {keep: min(_CALM / rest, 1.0), drop: max(1 - _CALM / rest, 0.0)}, seed=2)
     chosen = [n for n, each in enumerate(customers) if each.tenant != "d" or calm[n] is keep or calm[n] == keep]
     fewer = [customers[n] for n in chosen]
-    _, met_calm = _run(workload, policy, [workload.arrivals[n] for n in chosen], fewer, speed, reserve)
-    calmly = _goodput(fewer, met_calm, span)
-    rate = len(workload.arrivals) / span / load
+    calmly = virtual_run(workload, policy, [workload.arrivals[n] for n in chosen], fewer, speed, reserve)
+    goodput = _goodput(fewer, _met(workload, fewer, calmly), span)
+    return replace(found, cost={name: 1 - found.tenants[name] / goodput[name] for name in DEMANDS})
+
+
+def judged(  # noqa: PLR0917 - what a replay is of
+    workload: Workload,
+    load: float,
+    flood: ServiceClass,
+    customers: Sequence[Customer],
+    records: Sequence[RequestRecord],
+    span: float,
+) -> Outcome:
+    """What came of a replay whose arrivals took `span` seconds; what the flood costs is not known from it alone."""
+    met = _met(workload, customers, records)
+    tenants = _goodput(customers, met, span)
+    rate = len(records) / span / load
     """Requests per second that are the whole capacity."""
-    entitled = fair_shares({name: share for name, (_, share) in DEMANDS.items()} | {"d": rest}, 1.0)
+    entitled = fair_shares({each.tenant: share for each, share in demand(load, flood).items()}, 1.0)
     interactive = [n for n, each in enumerate(customers) if each.service_class is INTERACTIVE]
     batch = [n for n, each in enumerate(customers) if each.service_class is BATCH]
     return Outcome(
@@ -124,7 +144,7 @@ def outcome(  # noqa: PLR0917 - what a replay is of
         batch=fmean(met[n] for n in batch),
         tenants=tenants,
         jain=jain([tenants[name] / (entitled[name] * rate) for name in entitled]),
-        cost={name: 1 - tenants[name] / calmly[name] for name in DEMANDS},
+        cost={},
         slowest_batch=_slowest(records, batch, span),
         ttft_p99=_p99([records[n].ttft for n in interactive]),
         tpot_p99=_p99([records[n].tpot for n in interactive]),
@@ -132,25 +152,29 @@ def outcome(  # noqa: PLR0917 - what a replay is of
     )
 
 
-def _run(  # noqa: PLR0917 - what a replay is of
+def virtual_run(  # noqa: PLR0917 - what a replay is of
     workload: Workload,
     policy: str,
     arrivals: Sequence[Arrival],
     customers: Sequence[Customer],
     speed: float,
     reserve: float,
-) -> tuple[Sequence[RequestRecord], list[bool]]:
-    slos = workload.slos
-    result = replay_virtually(
+) -> Sequence[RequestRecord]:
+    """In virtual time; `policy` "none" keeps nobody waiting."""
+    stage = AdmissionStage(policy, customers, workload.slos, settings(reserve))
+    return replay_virtually(
         arrivals,
         make_policy("cost"),
         workers=workload.workers,
         engine=workload.engine,
         speed=speed,
-        admission=AdmissionStage(policy, customers, slos, settings(reserve)),
-    )
-    met = [slos[each.service_class].met(r) for r, each in zip(result.records, customers, strict=True)]
-    return result.records, met
+        admission=None if policy == "none" else stage,
+    ).records
+
+
+def _met(workload: Workload, customers: Sequence[Customer], records: Sequence[RequestRecord]) -> list[bool]:
+    slos = workload.slos
+    return [slos[each.service_class].met(record) for record, each in zip(records, customers, strict=True)]
 
 
 def _goodput(customers: Sequence[Customer], met: Sequence[bool], span: float) -> dict[str, float]:

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from backends.simulated.engine import EngineConfig
 from cache.tokenizer import Tokenizer
+from gateway.replay.arrival import Arrival
+from tests.admission_load import RESERVE, Workload
 from tests.bench import dataplane, processes
+from tests.bench.admission_live import Case, Scale, lighter
 from tests.bench.clock import Effort
+from tests.bench.live_fleet import Setup
+from tests.bench.live_run import live_run
 from tests.bench.stages import Stages, show
 from tests.bench.tenant_timing import ks, measure
 from tests.tokens_fixtures import EMBEDDED
@@ -45,3 +51,23 @@ def test_the_kolmogorov_smirnov_test_tells_samples_apart() -> None:
     assert distance == pytest.approx(0.2)
     assert 0.02 < p < 0.05
     assert ks(same, [number + 1000 for number in same])[1] < 1e-20
+
+
+async def test_a_recording_goes_over_the_wire_and_leaves_nothing_behind() -> None:
+    arrivals = [Arrival(at / 8, 2_000, 80, tuple(range(100 * at, 100 * at + 4)), 512) for at in range(24)]
+    workload = Workload(arrivals, EngineConfig(blocks=256, block_size=256), 1, 2.0, 0.1)
+    case = Case("made up", 1.3, lighter(workload, Scale(4, 8.0, 1, 1.0)), 4.0)
+    assert sum(arrival.input_tokens for arrival in case.workload.arrivals) == 24 * 500
+    setup = Setup(
+        "fair",
+        case.workload.engine,
+        1,
+        {each.tenant: each.service_class for each in case.customers},
+        case.workload.slos,
+        RESERVE,
+    )
+    run = await live_run(setup, case.workload.arrivals, case.customers, case.speed)
+    assert run.faults == []
+    assert sum(run.statuses.values()) == 24
+    assert {record.completion_tokens for record in run.records if record.ok} == {20}
+    assert 0.0 < case.judged(run.records).jain <= 1.0

@@ -147,6 +147,33 @@ def test_small_requests_tell_nothing() -> None:
     assert fleet.rate == 1_024
 
 
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1)])
+def test_first_bytes_of_one_step_share_its_time(order: tuple[int, ...]) -> None:
+    """Whichever comes first: a large prompt behind small ones was not computed in no time."""
+    fleet = FleetRate()
+    queue = PrefillQueue(fleet)
+    for ticket, tokens in ((1, 100), (2, 300), (3, 1_600)):
+        queue.push(ticket, tokens, 0.0, streams=True)
+    for place, ticket in enumerate(order):
+        queue.answered(ticket, 0.5 + 0.001 * place)
+    assert fleet.rate == pytest.approx(4_000, rel=0.03)
+
+
+def test_small_prompts_that_are_answered_together_tell_what_a_large_one_would() -> None:
+    fleet = FleetRate()
+    queue = PrefillQueue(fleet)
+    for ticket in range(1, 7):
+        queue.push(ticket, 100, 0.0, streams=True)
+    for ticket in range(1, 6):
+        queue.answered(ticket, 0.25)
+    assert fleet.rate is None
+    queue.answered(6, 0.25)
+    assert fleet.rate == pytest.approx(2_400)
+    queue.push(7, 500, 5.0, streams=True)
+    queue.answered(7, 5.001)
+    assert fleet.rate == pytest.approx(2_400), "what was idle before it is of no step"
+
+
 def test_time_without_work_is_not_counted() -> None:
     fleet = FleetRate()
     queue = PrefillQueue(fleet)

@@ -22,6 +22,11 @@ def test_of_a_worker_whose_speed_nobody_knows_few_requests_are_enough() -> None:
     assert not starts_soon(5_000, None, 2, 0.2)
 
 
+def test_a_worker_nobody_knows_gets_as_many_short_prompts_as_one_step_computes() -> None:
+    assert starts_soon(1_023, None, 40, 0.2)
+    assert not starts_soon(1_024, None, 40, 0.2)
+
+
 @pytest.mark.parametrize(
     ("running", "most", "kv_used", "takes"),
     [

@@ -54,13 +54,18 @@ def workloads(options: argparse.Namespace) -> dict[str, Workload]:
 
 
 def repeated(arrivals: list[Arrival], least: int) -> list[Arrival]:
-    """One after the other until there are enough; no prompt of one round is known in another."""
+    """One after the other until there are enough; no prompt and no session of one round is known in another."""
     out, rounds = list(arrivals), 0
     span = arrivals[-1].at * (len(arrivals) + 1) / len(arrivals)
     while len(out) < least:
         rounds += 1
         out += [
-            replace(each, at=each.at + rounds * span, block_ids=tuple(-1 - rounds - 1_000 * b for b in each.block_ids))
+            replace(
+                each,
+                at=each.at + rounds * span,
+                block_ids=tuple(-1 - rounds - 1_000 * b for b in each.block_ids),
+                session=None if each.session is None else f"{each.session} {rounds}",
+            )
             for each in arrivals
         ]
     return out
