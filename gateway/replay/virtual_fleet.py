@@ -20,6 +20,7 @@ from backends.simulated.kv_tiers import TierConfig
 from gateway.replay.arrival import Arrival
 from gateway.replay.plan import plan, session_chains, timed_chains
 from gateway.replay.records import RequestRecord
+from gateway.replay.slo import Slos
 from gateway.replay.stats import percentile
 from gateway.replay.virtual_admission import Admission, AdmissionStage
 from gateway.replay.virtual_engines import Engines
@@ -107,6 +108,7 @@ def replay_virtually(
     store: TierConfig | None = None,
     knows_tiers: bool = True,
     admission: AdmissionStage | None = None,
+    slos: Callable[[int], Slos | None] | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> VirtualResult:
     """Send each arrival at its time ÷ `speed` to the worker that `policy` chooses among `workers` engines; one with a
@@ -125,7 +127,7 @@ def replay_virtually(
     stage = None
     if admission is not None:
         stage = Admission(admission, fleet, arrivals, records, most_running=engine.max_num_seqs)
-    loop = _Loop(fleet, arrivals, records, stage, watch)
+    loop = _Loop(fleet, arrivals, records, stage, slos, watch)
     loop.plan(speed, concurrency, changes)
     loop.run()
     return VirtualResult(
@@ -159,10 +161,12 @@ class _Loop:
         arrivals: Sequence[Arrival],
         records: Sequence[RequestRecord],
         admission: Admission | None,
+        slos: Callable[[int], Slos | None] | None,
         watch: Callable[[int], None] | None,
     ) -> None:
         self._fleet = fleet
         self._admission = admission
+        self._slos = slos
         self._watch = watch
         self._came = 0
         self._arrivals = arrivals
@@ -224,7 +228,7 @@ class _Loop:
 
     def _begin(self, index: int, now: float) -> None:
         if self._admission is None:
-            self._fleet.send(self._arrivals[index], self._records[index], now)
+            self._fleet.send(self._arrivals[index], self._records[index], now, slos=self._slos and self._slos(index))
         elif not self._admission.offer(index, now):
             self._answered(index, now)
 
@@ -245,7 +249,7 @@ class _Loop:
             if record.first_token is None:
                 self._fleet.sent[change.worker] -= record.input_tokens
                 if admission is None:
-                    self._fleet.send(self._arrivals[index], record, now)
+                    self._fleet.send(self._arrivals[index], record, now, slos=self._slos and self._slos(index))
                 else:
                     admission.put_back(index, now)
                 continue
