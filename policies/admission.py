@@ -264,8 +264,7 @@ class AdmissionQueue:
         self._running[waiting.ticket] = waiting
         waiting.reserved = reserved
         waiting.account.running += 1
-        queue.running += 1
-        queue.running_batch += rank == ServiceClass.BATCH
+        queue.dispatched(rank)
         queue.charge(rank, waiting.charged, reserved=reserved)
 
     def _take_out(self, waiting: Waiting) -> None:

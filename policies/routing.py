@@ -8,7 +8,7 @@ from typing import Final
 from policies.routing_affinity import ConsistentHash, PrefixAffinity
 from policies.routing_cost import CHOICES, DEFAULT_PREFILL_RATE, PredictedCost, fullness
 from policies.routing_load import LeastLoaded, PowerOfTwo, RandomChoice, RoundRobin
-from policies.routing_slo import MeetThenPack
+from policies.routing_slo import SLO_CHOICES, MeetThenPack
 from policies.routing_types import (
     NOTHING_RESTORABLE,
     Needs,
@@ -26,6 +26,7 @@ __all__ = [
     "DEFAULT_PREFILL_RATE",
     "NOTHING_RESTORABLE",
     "POLICIES",
+    "SLO_CHOICES",
     "ConsistentHash",
     "LeastLoaded",
     "MeetThenPack",

@@ -16,12 +16,14 @@ SLO_CHOICES: Final = ("in time", "packed", "late")
 _LOOSE: Final = 2.0
 """Times the tightest promise from which on a request can make room for others."""
 _PACKED_FROM: Final = 0.1
-_PACKED_TO: Final = 1.0
+_PACKED_TO: Final = 0.5
 """Where a loose request is packed: what waits there takes from the one to the other times the tightest promise."""
 _SURE: Final = 0.5
 """Of its own promise, what the upper bound of its prediction may take where it is packed."""
 _SAME_WORK: Final = 64
 """Tokens more to compute that being packed may cost."""
+_DEARER: Final = 2.0
+"""By so many times the lowest cost may a worker cost that should keep a promise which the cheapest would break."""
 _LOOKED_AT: Final = 4
 """Workers asked about at most, for either question: a prediction takes some microseconds."""
 _REMEMBERED: Final = 128
@@ -64,8 +66,9 @@ class MeetThenPack:
         if asked.in_time(cheapest.chosen):
             return asked.decision(cheapest.chosen, cheapest, "in time")
         others = sorted(range(len(workers)), key=cheapest.costs.__getitem__)
+        most = _DEARER * cheapest.costs[cheapest.chosen]
         for place in others[:_LOOKED_AT]:
-            if place != cheapest.chosen and asked.in_time(place):
+            if place != cheapest.chosen and cheapest.costs[place] <= most and asked.in_time(place):
                 return asked.decision(place, cheapest, "in time")
         return asked.decision(cheapest.chosen, cheapest, "late")
 
@@ -75,8 +78,11 @@ class MeetThenPack:
         most = asked.split(cheapest.chosen).computed_tokens + _SAME_WORK
         found = []
         for place, view in enumerate(asked.workers):
-            queued_s = view.queued_tokens / ((view.prefill_rate or DEFAULT_PREFILL_RATE) * view.weight)
-            if _PACKED_FROM * tightest < queued_s <= _PACKED_TO * tightest and asked.split(place).computed_tokens <= most:
+            rate = (view.prefill_rate or DEFAULT_PREFILL_RATE) * view.weight
+            if view.queued_tokens <= _PACKED_FROM * tightest * rate:
+                continue
+            computed = asked.split(place).computed_tokens
+            if computed <= most and view.queued_tokens + computed <= _PACKED_TO * tightest * rate:
                 found.append(place)
         return sorted(found, key=cheapest.costs.__getitem__)[:_LOOKED_AT]
 

@@ -106,11 +106,6 @@ class Needs(Enum):
     LATENCY = auto()
     """All that, and how long the request would take, of those workers that it asks about."""
 
-    @property
-    def prefixes(self) -> bool:
-        """Are prompts to be read?"""
-        return self in {Needs.PREFIXES, Needs.LATENCY}
-
 
 class RoutingPolicy(Protocol):
     """One decision. `workers` is never empty."""
