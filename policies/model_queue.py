@@ -57,7 +57,9 @@ class ModelQueue:
                     return flow, rank, True
         for rank, queue in enumerate(classes):
             if queue.waiting and (flow := queue.top()):
-                held = rank == ServiceClass.BATCH and self.running_batch >= batch_share * max(self.running + room, self.full)
+                held = rank == ServiceClass.BATCH and self.running_batch >= batch_share * max(
+                    self.running + room, self.full
+                )
                 return None if held else (flow, rank, False)
         return None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from math import inf
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -15,8 +17,11 @@ from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
 from backends.simulated.engine import EngineConfig
 from gateway.replay.arrival import Arrival
+from gateway.replay.customers import Customer
 from gateway.replay.slo import Slos
+from gateway.replay.virtual_admission import AdmissionStage
 from gateway.replay.virtual_fleet import VirtualResult, replay_virtually
+from policies.admission_types import ServiceClass
 from policies.latency_model import Load, Prediction, Situation
 from policies.restore_route import PricedRun, TierPrice
 from policies.routing import MeetThenPack, Objective, PredictedCost, Prompt, WorkerView, make_policy
@@ -100,8 +105,13 @@ def test_a_promise_is_not_kept_at_any_price() -> None:
 
 def test_slow_tokens_break_a_promise_too() -> None:
     workers = [view("a"), view("b")]
-    assert MeetThenPack().choose(prompt(100, Oracle(workers, tpot=0.2).objective(tpot=0.1)), workers, 0.0).reason == "late"
-    assert MeetThenPack().choose(prompt(100, Oracle(workers, tpot=0.1).objective(tpot=0.1)), workers, 0.0).reason == "in time"
+    assert (
+        MeetThenPack().choose(prompt(100, Oracle(workers, tpot=0.2).objective(tpot=0.1)), workers, 0.0).reason == "late"
+    )
+    assert (
+        MeetThenPack().choose(prompt(100, Oracle(workers, tpot=0.1).objective(tpot=0.1)), workers, 0.0).reason
+        == "in time"
+    )
 
 
 def test_at_most_five_of_a_large_fleet_are_asked_about() -> None:
@@ -251,31 +261,36 @@ def replay(policy: str, rows: list[Arrival], **options: object) -> VirtualResult
     return replay_virtually(rows, make_policy(policy), workers=4, engine=ENGINE, **options)  # type: ignore[arg-type]  # of a test
 
 
-def bursts(count: int) -> list[Arrival]:
-    """Four prompts of 500 to 8,000 tokens a moment, sharing nothing."""
-    rows = []
+def arrivals(count: int, per_second: float) -> list[Arrival]:
+    """Prompts of about a thousand tokens, some of ten thousand, that share nothing."""
+    rng, at, rows = random.Random(1), 0.0, []
     for n in range(count):
-        tokens = 500 + (n * 2_654_435_761 % 7_500)
-        blocks = tuple(range(n << 8, (n << 8) - (-tokens // 256)))
-        rows.append(Arrival(n // 4 * 0.32, tokens, 20 + n * 40_503 % 180, blocks, 256))
+        tokens = int(min(rng.lognormvariate(6.8, 0.9), 12_000))
+        first = n << 8
+        rows.append(Arrival(at, tokens, rng.randint(20, 200), tuple(range(first, first - (-tokens // 256))), 256))
+        at += rng.expovariate(per_second)
     return rows
 
 
 def test_without_promises_the_fleet_is_served_as_by_cost() -> None:
-    rows = bursts(200)
+    rows = arrivals(200, 55.0)
     assert replay("slo", rows).ttft == replay("cost", rows).ttft
 
 
-def test_tight_promises_are_kept_more_often_where_others_have_time() -> None:
-    rows = bursts(800)
+def test_whoever_has_time_makes_room_for_whoever_has_none() -> None:
+    rows = arrivals(1_200, 55.0)
+    results = {policy: replay(policy, rows, slos=lambda n: TWO[n % 2]) for policy in ("cost", "slo")}
+    for result in results.values():
+        assert all(TWO[n % 2].met(record) for n, record in enumerate(result.records))
+    assert results["slo"].choices["packed"] > 300
+    assert fmean(results["slo"].ttft[::2]) < fmean(results["cost"].ttft[::2])
+    assert fmean(results["slo"].ttft[1::2]) > fmean(results["cost"].ttft[1::2])
 
-    def kept(policy: str) -> tuple[int, int]:
-        result = replay(policy, rows, slos=lambda n: TWO[n % 2])
-        tight, loose = (sum(TWO[i].met(record) for record in result.records[i::2]) for i in (0, 1))
-        if policy == "slo":
-            assert result.choices["packed"] > 50
-        return tight, loose
 
-    cost, slo = kept("cost"), kept("slo")
-    assert slo[0] > cost[0]
-    assert slo[1] == cost[1] == 400
+def test_with_admission_the_promise_is_that_of_the_class_less_the_time_waited() -> None:
+    rows = arrivals(400, 90.0)
+    customers = [Customer("a", ServiceClass.INTERACTIVE), Customer("b", ServiceClass.BATCH)] * 200
+    slos = {ServiceClass.INTERACTIVE: TWO[0]}
+    result = replay("slo", rows, admission=AdmissionStage("fair", customers, slos))
+    assert result.choices["lowest cost"] == 200, "batch was promised nothing"
+    assert result.choices["in time"] > 100

@@ -185,7 +185,11 @@ class Admission:
         arrival, record = self._arrivals[request.index], self._records[request.index]
         lacking = float(
             self._engines.send(
-                arrival, record, now, known=request.known, among=among,
+                arrival,
+                record,
+                now,
+                known=request.known,
+                among=among,
                 slos=self._stage.slos.get(self._customer(request.index).service_class),
             )
         )
