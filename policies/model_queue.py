@@ -25,9 +25,9 @@ class ModelQueue:
 
     __slots__ = ("classes", "credits", "full", "reserves", "running", "running_batch", "waiting")
 
-    def __init__(self, reserves: Sequence[float], quantum: float) -> None:
+    def __init__(self, reserves: Sequence[float], quantum: float, burst: float = 0.0) -> None:
         self.reserves = reserves
-        self.classes = [FairQueue(quantum) for _ in reserves]
+        self.classes = [FairQueue(quantum, burst) for _ in reserves]
         self.credits = [0.0 for _ in reserves]
         """Tokens that each class has earned; below 0 where it cost more than was thought."""
         self.waiting = 0
@@ -36,11 +36,11 @@ class ModelQueue:
         self.full = 0.0
         """The most requests that ran at a time of late: what batch may have a share of."""
 
-    def reconfigure(self, reserves: Sequence[float], quantum: float) -> None:
+    def reconfigure(self, reserves: Sequence[float], quantum: float, burst: float = 0.0) -> None:
         """These hold from now on; what was earned and spent stays."""
         self.reserves = reserves
         for queue in self.classes:
-            queue.quantum = quantum
+            queue.quantum, queue.burst = quantum, burst
 
     def pick(self, room: int, batch_share: float) -> tuple[Flow, int, bool] | None:
         """Whose turn it is, in which class, and whether because the class was owed. `room`: how many more requests the

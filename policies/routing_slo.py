@@ -21,9 +21,7 @@ _PACKED_TO: Final = 0.5
 _SURE: Final = 0.5
 """Of its own promise, what the upper bound of its prediction may take where it is packed."""
 _SAME_WORK: Final = 64
-"""Tokens more to compute that being packed may cost."""
-_DEARER: Final = 2.0
-"""By so many times the lowest cost may a worker cost that should keep a promise which the cheapest would break."""
+"""Tokens more to compute that anything but the cheapest may cost."""
 _LOOKED_AT: Final = 4
 """Workers asked about at most, for either question: a prediction takes some microseconds."""
 _REMEMBERED: Final = 128
@@ -66,9 +64,9 @@ class MeetThenPack:
         if asked.in_time(cheapest.chosen):
             return asked.decision(cheapest.chosen, cheapest, "in time")
         others = sorted(range(len(workers)), key=cheapest.costs.__getitem__)
-        most = _DEARER * cheapest.costs[cheapest.chosen]
+        most = asked.split(cheapest.chosen).computed_tokens + _SAME_WORK
         for place in others[:_LOOKED_AT]:
-            if place != cheapest.chosen and cheapest.costs[place] <= most and asked.in_time(place):
+            if place != cheapest.chosen and asked.split(place).computed_tokens <= most and asked.in_time(place):
                 return asked.decision(place, cheapest, "in time")
         return asked.decision(cheapest.chosen, cheapest, "late")
 
