@@ -73,10 +73,10 @@ def test_the_cheapest_is_taken_and_only_it_asked_about_while_it_keeps_the_promis
 
 
 def test_a_cheapest_that_would_be_late_is_passed_over() -> None:
-    """Its queue looks short and it holds a part, but what is known of its latency says otherwise."""
+    """Its queue looks short, but what is known of its latency says otherwise."""
     workers = [view("a", 300.0), view("b", 200.0), view("c", 450.0)]
     oracle = Oracle(workers, {"b": 1.5})
-    decision = MeetThenPack().choose(prompt(400, oracle.objective(), b=100), workers, 0.0)
+    decision = MeetThenPack().choose(prompt(400, oracle.objective(), b=60), workers, 0.0)
     assert (decision.chosen, decision.cached_tokens, decision.reason) == (0, 0, "in time")
 
 
@@ -101,6 +101,8 @@ def test_a_promise_is_not_kept_at_any_price() -> None:
     oracle = Oracle(workers, {"a": 1.1, "b": 0.9})
     decision = MeetThenPack().choose(prompt(10_000, oracle.objective(), a=9_900), workers, 0.0)
     assert (decision.chosen, decision.reason) == (0, "late")
+    decision = MeetThenPack().choose(prompt(10_000, oracle.objective(), a=9_900, b=9_850), workers, 0.0)
+    assert (decision.chosen, decision.reason) == (1, "in time")
 
 
 def test_slow_tokens_break_a_promise_too() -> None:
