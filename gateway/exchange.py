@@ -78,8 +78,8 @@ class Exchange:
 
     __slots__ = (
         "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "counts_events", "cut_short",
-        "deadline", "dialect", "due", "finished", "follows", "head", "is_object", "keep_alive", "key", "n_events", "pending",
-        "policy", "pool", "predicted", "progress", "prompt", "rate_fields", "record", "repeatable", "request_id",
+        "deadline", "dialect", "due", "finished", "follows", "head", "is_object", "keep_alive", "key", "n_events",
+        "pending", "policy", "pool", "predicted", "progress", "prompt", "rate_fields", "record", "repeatable", "request_id",
         "reservation", "retrying", "reused", "salt", "salting", "seen_bytes", "session", "streaming", "tail", "teaches",
         "tenant", "ticket", "tried", "turn", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
@@ -93,7 +93,7 @@ class Exchange:
         self.record = RequestRecord(request_id, head.method, head.path, now)
         self.write = client.transport.write
         self.keep_alive = head.keep_alive and not client.server.draining
-        self.due: float | None = None  # its first token, where admission has looked
+        self.due: float | None = None  # when its first token is, where admission has looked
         self.deadline = now + client.server.request_timeout
         self.attempts = 0
         self.retrying: RetryBudget | None = None  # where it holds a place

@@ -129,7 +129,7 @@ class Placement:
         decision = None if exchange.session is None else self._home(exchange.session, exchange, workers, cached, now)
         exchange.record.session = decision is not None
         if decision is None:
-            decision = self._decide(exchange, prompt, cached, restorable, views, now)
+            decision = self._decide(exchange, cached, restorable, views, now)
         worker = exchange.worker = workers[decision.chosen]
         if restorable and decision.split is None:
             decision = decision._replace(split=self._split(exchange, decision, views[decision.chosen], restorable))
@@ -202,13 +202,12 @@ class Placement:
     def _decide(
         self,
         exchange: Exchange,
-        prompt: PromptView | None,
         cached: Mapping[WorkerId, int],
         restorable: Mapping[WorkerId, Sequence[PricedRun]],
         views: list[WorkerView],
         now: float,
     ) -> RouteDecision:
-        policy = self._policy
+        policy, prompt = self._policy, exchange.prompt
         if prompt is None and not policy.uses_key:
             return policy.choose(_ANY_PROMPT, views, self._sample())
         objective = self._objective(exchange, now) if self._asks else None

@@ -249,9 +249,7 @@ class AdmissionQueue:
             waiting.expires = min(waiting.expires, deadline - self._lead(waiting, deadline))
         queue = self._models.get(request.model)
         if queue is None:
-            queue = self._models[request.model] = ModelQueue(
-                self._reserves, self.settings.quantum, self.settings.burst
-            )
+            queue = self._models[request.model] = ModelQueue(self._reserves, self.settings.quantum, self.settings.burst)
         if self._by_tenant:
             queue.classes[rank].push(request.tenant, request.weight, waiting)
         else:

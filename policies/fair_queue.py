@@ -6,10 +6,10 @@ tenants stand in a heap by the round in which their turn comes: one that has tak
 once, in O(log n), where a ring would be gone around that often. The rounds themselves are only numbers.
 
 Between two tenants that always have something to send, what they were charged ÷ weight differs in any interval by at
-most 3 quanta and the largest request ÷ weight of each, and by what one of them had saved up when it began. A tenant that
-comes back starts in the round of the day, or as much earlier as it has been away, up to `burst` tokens × weight: so one
-that asks for less than its share on average gets it when it asks for more for a moment, though another always asks
-for everything. That is virtual time with a bounded lag, as in Duda and Cheriton's borrowed virtual time (SOSP 1999).
+most 3 quanta and the largest request ÷ weight of each, and by what one of them had saved up when it began. A tenant
+that comes back goes on in the round in which it left, but no more than `burst` tokens × weight before the round of the
+day: so one that asks for less than its share on average gets a burst through at once, though another always asks for
+everything. That is virtual time that may lag by so much, as in Duda and Cheriton's borrowed virtual time (SOSP 1999).
 Debts are kept until their round, savings and debts until nobody waits.
 """
 

@@ -535,8 +535,10 @@ async def test_a_promise_is_looked_at_and_explained() -> None:
             await it.complete(f"{name} " * 300, {"x-request-id": name, "authorization": f"Bearer {KEYS[name]}"})
         told = [await explained(it, name) for name in ("acme", "beta", "crew")]
         whys = [each["attempts"][0]["why"] for each in told]
-        assert whys[0].startswith("the cheapest of those looked at that should keep its promise: cost ")
-        assert whys[1].startswith("none of those looked at should keep its promise, so the cheapest: cost ")
+        assert whys[0].startswith("it should keep its promise there: cost ")
+        assert whys[1].startswith(
+            "its promise will hardly be kept without computing more elsewhere, so the cheapest: cost "
+        )
         assert whys[2].startswith("lowest cost of 3: ")
         assert all(each["predicted_ttft_s"] > 0.001 for each in told)
         assert it.program.state.predicts

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 _DIGITS: Final = 6
 _AT_HOME: Final = ("session", "follows")
 _PROMISED: Final = {
-    "in time": "the cheapest of those looked at that should keep its promise",
+    "in time": "it should keep its promise there",
     "packed": "it has time, and leaves the others free for tighter promises",
-    "late": "none of those looked at should keep its promise, so the cheapest",
+    "late": "its promise will hardly be kept without computing more elsewhere, so the cheapest",
 }
 
 
@@ -119,7 +119,8 @@ def _why(attempt: Attempt) -> str:
         return f"picked from {len(candidates)} by the routing policy, which has no costs"
     cost, others = costs[chosen], [other for at, other in enumerate(costs) if at != chosen]
     if attempt.decision.reason in SLO_CHOICES:
-        return f"{_PROMISED[attempt.decision.reason]}: cost {cost:.4g}, the lowest of {len(candidates)} is {min(costs):.4g}"
+        why = _PROMISED[attempt.decision.reason]
+        return f"{why}: cost {cost:.4g}, the lowest of {len(candidates)} is {min(costs):.4g}"
     if cost <= min(others):
         beside = "equal to the next" if cost == min(others) else f"the next is {min(others):.4g}"
         how = f" ({attempt.decision.reason})" if attempt.decision.reason in CHOICES else ""

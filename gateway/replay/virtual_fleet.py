@@ -115,7 +115,8 @@ def replay_virtually(
     pause follows the answer before it in its session. With `concurrency` so many users send instead, each its next
     request after the answer. `store` is a tier that the engines share; without `knows_tiers` the policy is told of
     devices alone. With `admission` requests wait in front of the fleet, and some are refused; without, each is sent at
-    once. `watch` is told now and then how many requests have come.
+    once. `slos` tells what a policy that asks for it is told of each request's promise, by its index; with `admission`
+    that is its class's. `watch` is told now and then how many requests have come.
 
     Raises ValueError for a fleet that cannot be: no workers or users, a worker lost that is not there, or the last.
     """
@@ -127,7 +128,7 @@ def replay_virtually(
     stage = None
     if admission is not None:
         stage = Admission(admission, fleet, arrivals, records, most_running=engine.max_num_seqs)
-    loop = _Loop(fleet, arrivals, records, stage, slos, watch)
+    loop = _Loop(fleet, arrivals, records, stage, watch, slos=slos)
     loop.plan(speed, concurrency, changes)
     loop.run()
     return VirtualResult(
@@ -161,8 +162,9 @@ class _Loop:
         arrivals: Sequence[Arrival],
         records: Sequence[RequestRecord],
         admission: Admission | None,
-        slos: Callable[[int], Slos | None] | None,
         watch: Callable[[int], None] | None,
+        *,
+        slos: Callable[[int], Slos | None] | None,
     ) -> None:
         self._fleet = fleet
         self._admission = admission

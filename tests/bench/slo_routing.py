@@ -1,6 +1,6 @@
-"""What routing by promises is worth beside the other policies: requests within their objectives, in virtual time, exact.
+"""What routing by promises is worth beside the other policies: requests within their objectives, in virtual time.
 
-`python -m tests.bench slo_routing` sends recorded requests to simulated workers at 0.5 to 1.3 of what these get through.
+`python -m tests.bench slo_routing` sends recorded requests to simulated workers at 0.5 to 1.3 of what they get through.
 Once all are promised the same, and once every second one has twenty times (Mooncake: seven times) as long until its
 first token. `--azure`, `--mooncake` and `--agents` take whole recordings instead of the slices in `tests/data`.
 """
