@@ -79,9 +79,9 @@ class Exchange:
     __slots__ = (
         "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "counts_events", "cut_short",
         "deadline", "dialect", "due", "finished", "follows", "head", "is_object", "keep_alive", "key", "n_events",
-        "pending", "policy", "pool", "predicted", "progress", "prompt", "rate_fields", "record", "repeatable", "request_id",
-        "reservation", "retrying", "reused", "salt", "salting", "seen_bytes", "session", "streaming", "tail", "teaches",
-        "tenant", "ticket", "tried", "turn", "until_close", "upstream", "watch", "worker", "write",
+        "pending", "policy", "pool", "predicted", "progress", "prompt", "rate_fields", "record", "repeatable",
+        "request_id", "reservation", "retrying", "reused", "salt", "salting", "seen_bytes", "session", "streaming",
+        "tail", "teaches", "tenant", "ticket", "tried", "turn", "until_close", "upstream", "watch", "worker", "write",
     )  # fmt: skip
 
     def __init__(self, client: ClientConnection, head: RequestHead, body: bytes, request_id: bytes) -> None:
