@@ -112,9 +112,9 @@ class _Asked:
         return self._said(place).ttft_s <= self._objective.ttft_s
 
     def sure(self, place: int, share: float = 1.0) -> bool:
-        """Would even the upper bound be within that share of the time that is left, and tokens fast enough?"""
+        """Would even the upper bounds be within that share of the time that is left, and fast enough per token?"""
         said, objective = self._said(place), self._objective
-        return said.ttft_p90_s <= share * objective.ttft_s and said.tpot_s <= objective.tpot_s
+        return said.ttft_p90_s <= share * objective.ttft_s and said.tpot_p90_s <= objective.tpot_s
 
     def decision(self, place: int, cheapest: RouteDecision, reason: str) -> RouteDecision:
         """That worker."""

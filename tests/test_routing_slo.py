@@ -107,7 +107,7 @@ def test_a_promise_is_not_kept_at_any_price() -> None:
 
 def test_tokens_must_be_fast_enough_where_it_goes_instead() -> None:
     workers = [view("a", 300.0), view("b", 200.0)]
-    for tpot, reason in ((0.2, "late"), (0.1, "in time")):
+    for tpot, reason in ((0.1, "late"), (0.08, "in time")):
         oracle = Oracle(workers, {"b": 1.5}, tpot=tpot)
         assert MeetThenPack().choose(prompt(400, oracle.objective(tpot=0.1)), workers, 0.0).reason == reason
 
@@ -175,7 +175,7 @@ def test_nothing_is_packed_that_is_not_sure_of_its_own_time() -> None:
     policy = after_a_tight_one(workers)
     unsure = Oracle(workers, {"b": 4.5})  # its upper bound is over half of ten seconds
     assert policy.choose(prompt(100, unsure.objective(10.0)), workers, 0.0).chosen == 0
-    slow = Oracle(workers, tpot=0.15)
+    slow = Oracle(workers, tpot=0.09)
     assert policy.choose(prompt(100, slow.objective(10.0, tpot=0.1)), workers, 0.0).chosen == 0
     assert policy.choose(prompt(100, slow.objective(10.0, tpot=0.2)), workers, 0.0).chosen == 1
 
