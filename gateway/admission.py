@@ -114,7 +114,7 @@ class AdmissionGate:
         """
         now, fleet, policy = self._loop.time(), self._fleet, exchange.policy
         model, n_tokens = _model(fleet, exchange), _tokens(exchange)
-        due = self._deadline(exchange, policy)
+        due = exchange.due = self._deadline(exchange, policy)
         held: Mapping[WorkerId, int] = {}
         lead = 0.0
         waits = bool(self.queue) or not self._room(model)

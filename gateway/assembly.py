@@ -122,10 +122,10 @@ def rules(config: Config) -> Rules:
 def policy(config: Config) -> RoutingPolicy:
     """The routing policy, with its tunables."""
     routing = config.routing
-    if routing.policy == "cost":
+    if routing.policy in {"cost", "slo"}:
         cost = routing.cost
         return make_policy(
-            "cost",
+            routing.policy,
             idle_weight=cost.recompute_weight_idle,
             full_weight=cost.recompute_weight_full,
             decode_tokens=cost.decode_weight,

@@ -97,11 +97,10 @@ class CachedCall:
             self.timer.cancel()
         return True
 
-    def again(self, exchange: Exchange) -> None:
+    def again(self) -> None:
         """Nothing of an answer has come yet, or what came was thrown away."""
-        if not self.waits:
+        if not (self.waits or self.follows):
             self.parts, self.n_bytes = [], 0
-            exchange.recording = self.record
 
     def fall_back(self, exchange: Exchange) -> bool:
         """Is there something better than a server's error? Then that was the answer."""

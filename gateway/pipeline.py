@@ -40,12 +40,10 @@ from gateway.telemetry.trace_context import TraceContext
 from gateway.tenancy import Tenancy
 from policies import ejection
 from policies.retry_budget import RetryBudget
-from policies.routing import Needs
 from policies.types import WorkerId
 
 log = logging.getLogger(__name__)
 
-_PREFIXES: Final = Needs.PREFIXES
 _FIRST_ERROR_STATUS: Final = 400
 _NO_FIELDS: Final[dict[str, object]] = {}
 _FINISHED_WELL: Final = (Outcome.OK, Outcome.CLIENT_ERROR)
@@ -195,7 +193,7 @@ class RequestPipeline:
         call = exchange.call
         assert call is not None, "read before"
         self.placement.recognise(exchange)
-        if self.placement.needs is _PREFIXES and call.has_prompt:
+        if self.placement.reads_prompts and call.has_prompt:
             self._read_prompt(exchange)
         else:
             self._dispatch(exchange)

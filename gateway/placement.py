@@ -8,10 +8,12 @@ index as a prediction, and taken back if it does not come to that.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import xxhash
 
+from backends.fleet_outlook import objective_of
 from gateway.api_error import ApiError
 from gateway.header_finder import header_finder
 from gateway.model_choice import unknown_model, workers_for
@@ -23,6 +25,7 @@ from policies.routing import (
     DEFAULT_PREFILL_RATE,
     NOTHING_RESTORABLE,
     Needs,
+    Objective,
     Prompt,
     RouteDecision,
     RoutingPolicy,
@@ -74,6 +77,8 @@ class Placement:
         an event confirms it, or after `unconfirmed_ttl` where the worker publishes no events.
         """
         self.needs = policy.needs
+        self.reads_prompts = policy.needs in {Needs.PREFIXES, Needs.LATENCY}
+        self._asks = policy.needs is Needs.LATENCY
         self._fleet = fleet
         self._index = index
         self._policy = policy
@@ -124,7 +129,7 @@ class Placement:
         decision = None if exchange.session is None else self._home(exchange.session, exchange, workers, cached, now)
         exchange.record.session = decision is not None
         if decision is None:
-            decision = self._decide(exchange, prompt, cached, restorable, views)
+            decision = self._decide(exchange, cached, restorable, views, now)
         worker = exchange.worker = workers[decision.chosen]
         if restorable and decision.split is None:
             decision = decision._replace(split=self._split(exchange, decision, views[decision.chosen], restorable))
@@ -197,16 +202,24 @@ class Placement:
     def _decide(
         self,
         exchange: Exchange,
-        prompt: PromptView | None,
         cached: Mapping[WorkerId, int],
         restorable: Mapping[WorkerId, Sequence[PricedRun]],
         views: list[WorkerView],
+        now: float,
     ) -> RouteDecision:
-        policy = self._policy
+        policy, prompt = self._policy, exchange.prompt
         if prompt is None and not policy.uses_key:
             return policy.choose(_ANY_PROMPT, views, self._sample())
-        asked = Prompt(prompt.tokens if prompt else 0, cached, exchange.key, restorable)
+        objective = self._objective(exchange, now) if self._asks else None
+        asked = Prompt(prompt.tokens if prompt else 0, cached, exchange.key, restorable, objective)
         return policy.choose(asked, views, self._sample())
+
+    def _objective(self, exchange: Exchange, now: float) -> Objective | None:
+        """What it was promised, by its tenant's objective or, where admission reads it, by its client's deadline."""
+        promised, arrived, due = exchange.policy, exchange.record.arrived, exchange.due
+        if due is None:
+            due = inf if promised.slo_ttft_s is None else arrived + promised.slo_ttft_s
+        return objective_of(self._fleet, now, arrived, due, promised.slo_tpot_s)
 
     @staticmethod
     def _split(

@@ -60,7 +60,7 @@ from gateway.tls import ServerTls
 from gateway.token_memory import TokenMemory
 from gateway.watchdog import Watchdog
 from policies.affinity import AffinityMap
-from policies.routing import RoutingPolicy
+from policies.routing import Needs, RoutingPolicy
 from policies.shared_limits import Limiters
 
 log = logging.getLogger(__name__)
@@ -310,12 +310,12 @@ class Program:
         """Another policy is another queue: what waits in the one before goes to the workers at once."""
         pipeline, gate = self.pipeline, self.pipeline.gate
         settings = assembly.gate_settings(config)
-        if gate is not None and before is not None and _same_order(config, before):
+        if gate is not None and before is not None and _same_order(config, before):  # so it goes on predicting
             gate.queue.reconfigure(assembly.admission_settings(config))
             gate.configure(settings)
             return
         queue = assembly.admission_queue(config)
-        self.state.predicts = queue is not None
+        self.state.predicts = queue is not None or self._policy.needs is Needs.LATENCY
         pipeline.gate = None
         if queue is not None:
             pipeline.gate = AdmissionGate(

@@ -196,7 +196,7 @@ class ResponseCaching:
                 log.warning("an answer in the cache cannot be given as a stream; it is removed")
                 self._executor.submit(self.cache.discard, cached.key)
                 return False
-        exchange.caching = exchange.recording = None
+        exchange.caching = None
         exchange.worker = None
         tell(exchange, result)
         exchange.own_fields += b"\r\nage: %d" % age
@@ -271,7 +271,7 @@ class ResponseCaching:
             cached.stamp = None
             self.refusals[Refusal.AMBIGUOUS.value] += 1
         exchange.caching = cached
-        cached.again(exchange)
+        cached.again()
 
     def _alone(self, exchange: Exchange, cached: CachedCall) -> None:
         """It has waited long enough, or in vain."""
@@ -306,7 +306,6 @@ class ResponseCaching:
     def finished(self, exchange: Exchange) -> None:
         """A request is over, however it ended: what has come of it is for all who wait for the same."""
         cached, exchange.caching = exchange.caching, None
-        exchange.recording = None
         if cached is None:
             return
         if cached.timer is not None:

@@ -37,6 +37,9 @@ from policies.model_queue import ModelQueue
 __all__ = ["ADMISSION_POLICIES", "AdmissionQueue", "Discipline", "make_admission"]
 
 _CLASSES: Final = tuple(ServiceClass)
+_SPARE: Final = 0.1
+"""Of the time that a request may wait, what is kept for its lead to turn out longer than was thought; no more than as
+long again."""
 # Made without a call in Python.
 _queued: Final[Callable[[tuple[Ticket, ServiceClass]], Queued]] = partial(tuple.__new__, Queued)
 _dispatched: Final[Callable[[tuple[Ticket, Request, ServiceClass, float]], Dispatched]] = partial(
@@ -87,7 +90,7 @@ class AdmissionQueue:
         self._reserves = tuple(rule.reserve if self._discipline.reserves else 0.0 for rule in settings.rules)
         self._limits = Limits(settings, by_tenant=self._discipline.tenants)
         for queue in self._models.values():
-            queue.reconfigure(self._reserves, settings.quantum)
+            queue.reconfigure(self._reserves, settings.quantum, settings.burst)
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -243,10 +246,10 @@ class AdmissionQueue:
         waiting.deadline = deadline
         waiting.expires = waiting.arrived + rule.max_wait_s
         if rule.late is not Late.KEEP:
-            waiting.expires = min(waiting.expires, deadline - request.lead_s)
+            waiting.expires = min(waiting.expires, deadline - self._lead(waiting, deadline))
         queue = self._models.get(request.model)
         if queue is None:
-            queue = self._models[request.model] = ModelQueue(self._reserves, self.settings.quantum)
+            queue = self._models[request.model] = ModelQueue(self._reserves, self.settings.quantum, self.settings.burst)
         if self._by_tenant:
             queue.classes[rank].push(request.tenant, request.weight, waiting)
         else:
@@ -259,13 +262,19 @@ class AdmissionQueue:
         if waiting.expires < inf:
             self._expiries.push(waiting)
 
+    def _lead(self, waiting: Waiting, deadline: float) -> float:
+        """How long before its deadline it is given up. Where others wait too, a request that is sent at the last moment
+        and then comes half of the time too late has taken the place of one that would have been served in time.
+        """
+        lead = waiting.request.lead_s
+        return lead + min(lead, _SPARE * max(deadline - waiting.arrived - lead, 0.0)) if self._waiting else lead
+
     def _dispatch(self, waiting: Waiting, queue: ModelQueue, rank: int, *, reserved: bool) -> None:
         self._uncount(waiting, queue)
         self._running[waiting.ticket] = waiting
         waiting.reserved = reserved
         waiting.account.running += 1
-        queue.running += 1
-        queue.running_batch += rank == ServiceClass.BATCH
+        queue.dispatched(rank)
         queue.charge(rank, waiting.charged, reserved=reserved)
 
     def _take_out(self, waiting: Waiting) -> None:

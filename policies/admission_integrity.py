@@ -83,7 +83,7 @@ def _check_flow(queue: FairQueue, flow: Flow, waiting: Collection[Waiting]) -> N
     _require(len(flow.heap) <= 2 * flow.count + _SLACK, "requests that have left, by deadline")
     if flow.count:
         _require(bool(flow.turn) != flow.parked, "neither in turn nor set aside, or both")
-        _require(flow.parked or flow.round >= queue.round, "a turn of the past")
+        _require(flow.parked or flow.round >= queue.earliest, "a turn of the past")
     else:
         _require(not flow.turn and not flow.parked, "a turn with nothing to send")
 

@@ -151,6 +151,8 @@ class AdmissionSettings:
     tenant_max_bytes: int | None = None
     quantum: float = 256.0
     """Tokens × weight that a tenant may send before it is the next one's turn."""
+    burst: float = 65_536.0
+    """Tokens × weight that a tenant which asked for less than its share may have saved up, to go before others with."""
     least_charge: float = 32.0
     """Tokens that a request is charged at least: with all of its prompt cached it still takes a place."""
     min_retry_s: float = 1.0
@@ -171,6 +173,8 @@ class AdmissionSettings:
         limits = (self.max_waiting, self.max_bytes, self.tenant_max_waiting, self.tenant_max_bytes)
         if any(limit is not None and limit < 1 for limit in limits):
             raise ValueError(f"limits below 1: {limits}")
+        if not 0 <= self.burst < inf:
+            raise ValueError(f"nobody saves up {self.burst!r} tokens")
         if not 1 <= self.quantum < inf or not 1 <= self.least_charge <= MOST_TOKENS:
             raise ValueError(f"below 1: quantum {self.quantum!r}, least charge {self.least_charge!r}")
         if not 0 <= self.min_retry_s <= self.max_retry_s:

@@ -6,8 +6,11 @@ tenants stand in a heap by the round in which their turn comes: one that has tak
 once, in O(log n), where a ring would be gone around that often. The rounds themselves are only numbers.
 
 Between two tenants that always have something to send, what they were charged ÷ weight differs in any interval by at
-most 3 quanta and the largest request ÷ weight of each. A tenant that comes back, whatever kept it away, starts in the
-round of the day: nothing is saved up by not asking. Debts are kept until their round or until nobody waits.
+most 3 quanta and the largest request ÷ weight of each, and by what one of them had saved up when it began. A tenant
+that comes back goes on in the round in which it left, but no more than `burst` tokens × weight before the round of the
+day: so one that asks for less than its share on average gets a burst through at once, though another always asks for
+everything. That is virtual time that may lag by so much, as in Duda and Cheriton's borrowed virtual time (SOSP 1999).
+Debts are kept until their round, savings and debts until nobody waits.
 """
 
 from __future__ import annotations
@@ -100,11 +103,12 @@ class Flow:
 class FairQueue:
     """Who is next is always known; dispatching, adding and removing take O(log n) amortised."""
 
-    __slots__ = ("_heap", "_in_turn", "_sweep_at", "_turns", "flows", "quantum", "round", "tokens", "waiting",
+    __slots__ = ("_heap", "_in_turn", "_sweep_at", "_turns", "burst", "flows", "quantum", "round", "tokens", "waiting",
                  "weights")  # fmt: skip
 
-    def __init__(self, quantum: float) -> None:
+    def __init__(self, quantum: float, burst: float = 0.0) -> None:
         self.quantum = quantum
+        self.burst = burst
         self.round = 0
         self.flows: dict[str, Flow] = {}
         self.waiting = 0
@@ -116,6 +120,11 @@ class FairQueue:
         self._in_turn = 0
         self._turns = 0
         self._sweep_at = _SLACK
+
+    @property
+    def earliest(self) -> int:
+        """The round in which a tenant starts that was long away; who left in a later one goes on where it was."""
+        return max(self.round - int(self.burst / self.quantum), 0)
 
     def turns(self) -> Sequence[tuple[int, int, Flow]]:
         """Round, place and tenant, in no order; with turns that nobody awaits any longer."""
@@ -166,7 +175,7 @@ class FairQueue:
         """Its first request is dispatched and charged; `flow` is what `top` has answered."""
         waiting = flow.first()
         heappop(flow.heap)
-        self.round = flow.round
+        self.round = max(self.round, flow.round)
         flow.deficit -= waiting.charged
         flow.running += 1
         waiting.flow = None
@@ -193,7 +202,7 @@ class FairQueue:
         What is given back brings the next turn nearer. What is left then makes that one longer: by a few quanta, or
         by another request like this one.
         """
-        if flow.round < self.round and not flow.turn:
+        if flow.round < self.earliest and not flow.turn:
             self._begin(flow)
         flow.deficit -= tokens
         if tokens > 0:
@@ -217,9 +226,9 @@ class FairQueue:
         flow = self.flows.get(tenant)
         own, others, debt = 0.0, self.weights, 0.0
         if flow:
-            own, debt = flow.tokens, max(flow.round - self.round, 0) * self.quantum
+            own, debt = flow.tokens, (max(flow.round, self.earliest) - self.round) * self.quantum
             others -= flow.weight if flow.count else 0.0
-        return own + min(self.tokens - own, (debt + (own + tokens) / weight) * max(others, 0.0))
+        return own + min(self.tokens - own, max(debt + (own + tokens) / weight, 0.0) * max(others, 0.0))
 
     def unpark(self, flow: Flow) -> None:
         """Its tenant is below its limit again."""
@@ -249,7 +258,7 @@ class FairQueue:
 
     def _enter(self, flow: Flow) -> None:
         """It awaits its turn, the last of its round."""
-        if flow.round < self.round:
+        if flow.round < self.earliest:
             self._begin(flow)
         elif flow.deficit <= 0:
             self._defer(flow)
@@ -263,7 +272,7 @@ class FairQueue:
 
     def _begin(self, flow: Flow) -> None:
         """Whatever it has left over from earlier rounds, it starts in this one with as much as anybody."""
-        flow.round = self.round
+        flow.round = self.earliest
         flow.deficit = self.quantum * flow.weight
 
     def _leave(self, flow: Flow) -> None:
@@ -281,12 +290,14 @@ class FairQueue:
         share = self.quantum * flow.weight
         rounds = int(-flow.deficit / share) + 1
         flow.deficit += rounds * share
-        flow.round = max(flow.round, self.round) + rounds
+        flow.round = max(flow.round, self.earliest) + rounds
 
     def _sweep(self) -> None:
         """Forget who has nothing here that counts, so that names of the past do not add up."""
         self.flows = {
-            tenant: flow for tenant, flow in self.flows.items() if flow.count or flow.running or flow.round > self.round
+            tenant: flow
+            for tenant, flow in self.flows.items()
+            if flow.count or flow.running or flow.round > self.earliest
         }
         self._sweep_at = 2 * len(self.flows) + _SLACK
 

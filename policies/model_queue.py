@@ -9,6 +9,8 @@ from policies.admission_types import ServiceClass
 from policies.fair_queue import FairQueue, Flow
 
 _ROUNDING: Final = 1e-6
+_FADES: Final = 1.0 / 512
+"""Share of `ModelQueue.full` that is forgotten with each dispatch."""
 
 
 class ModelQueue:
@@ -21,26 +23,31 @@ class ModelQueue:
     is dispatched because nothing above it could be neither earns it anything nor is paid.
     """
 
-    __slots__ = ("classes", "credits", "reserves", "running", "running_batch", "waiting")
+    __slots__ = ("classes", "credits", "full", "reserves", "running", "running_batch", "waiting")
 
-    def __init__(self, reserves: Sequence[float], quantum: float) -> None:
+    def __init__(self, reserves: Sequence[float], quantum: float, burst: float = 0.0) -> None:
         self.reserves = reserves
-        self.classes = [FairQueue(quantum) for _ in reserves]
+        self.classes = [FairQueue(quantum, burst) for _ in reserves]
         self.credits = [0.0 for _ in reserves]
         """Tokens that each class has earned; below 0 where it cost more than was thought."""
         self.waiting = 0
         self.running = 0
         self.running_batch = 0
+        self.full = 0.0
+        """The most requests that ran at a time of late: what batch may have a share of."""
 
-    def reconfigure(self, reserves: Sequence[float], quantum: float) -> None:
+    def reconfigure(self, reserves: Sequence[float], quantum: float, burst: float = 0.0) -> None:
         """These hold from now on; what was earned and spent stays."""
         self.reserves = reserves
         for queue in self.classes:
-            queue.quantum = quantum
+            queue.quantum, queue.burst = quantum, burst
 
     def pick(self, room: int, batch_share: float) -> tuple[Flow, int, bool] | None:
         """Whose turn it is, in which class, and whether because the class was owed. `room`: how many more requests the
-        workers can take; of these and the running ones batch may have `batch_share`, unless it is owed.
+        workers can take; batch may have `batch_share` of as many as they run when they are full, unless it is owed.
+
+        A share of those that run just now would be no limit but a fall: whatever else ends makes less room for batch,
+        until a fleet that has nothing else to do stands almost idle beside a queue of batch work.
         """
         classes, owed = self.classes, self.credits
         for rank in range(1, len(classes)):
@@ -50,9 +57,17 @@ class ModelQueue:
                     return flow, rank, True
         for rank, queue in enumerate(classes):
             if queue.waiting and (flow := queue.top()):
-                held = rank == ServiceClass.BATCH and self.running_batch >= batch_share * (self.running + room)
+                held = rank == ServiceClass.BATCH and self.running_batch >= batch_share * max(
+                    self.running + room, self.full
+                )
                 return None if held else (flow, rank, False)
         return None
+
+    def dispatched(self, rank: int) -> None:
+        """One more runs."""
+        self.running += 1
+        self.running_batch += rank == ServiceClass.BATCH
+        self.full = max(self.running, self.full * (1 - _FADES))
 
     def charge(self, rank: int, tokens: float, *, reserved: bool) -> None:
         """A request of that class was dispatched, or cost so much more than was thought; less, where below 0."""

@@ -8,9 +8,11 @@ from typing import Final
 from policies.routing_affinity import ConsistentHash, PrefixAffinity
 from policies.routing_cost import CHOICES, DEFAULT_PREFILL_RATE, PredictedCost, fullness
 from policies.routing_load import LeastLoaded, PowerOfTwo, RandomChoice, RoundRobin
+from policies.routing_slo import SLO_CHOICES, MeetThenPack
 from policies.routing_types import (
     NOTHING_RESTORABLE,
     Needs,
+    Objective,
     Prompt,
     RouteDecision,
     RoutingPolicy,
@@ -24,9 +26,12 @@ __all__ = [
     "DEFAULT_PREFILL_RATE",
     "NOTHING_RESTORABLE",
     "POLICIES",
+    "SLO_CHOICES",
     "ConsistentHash",
     "LeastLoaded",
+    "MeetThenPack",
     "Needs",
+    "Objective",
     "PowerOfTwo",
     "PredictedCost",
     "PrefixAffinity",
@@ -50,6 +55,7 @@ POLICIES: Final[Mapping[str, Callable[..., RoutingPolicy]]] = {
     "prefix_affinity": PrefixAffinity,
     "random": RandomChoice,
     "round_robin": RoundRobin,
+    "slo": MeetThenPack,
 }
 
 

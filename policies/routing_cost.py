@@ -56,7 +56,7 @@ class PredictedCost:
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerView], sample: float) -> RouteDecision:
         """The cheapest one, at random among equals, with the costs of all."""
-        tokens, cached, _, restorable = prompt
+        tokens, cached, _, restorable, _ = prompt
         ids, actives, queues, rates, recents, weights, _, _ = zip(*workers)  # noqa: B905 - one length by type; asking costs time
         known = [rate for rate in rates if rate]
         usual = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE
@@ -78,7 +78,7 @@ class PredictedCost:
         self, prompt: Prompt, workers: Sequence[WorkerView], sample: float, usual: float, lack_weight: float
     ) -> RouteDecision:
         """The same where some worker can restore: each is weighed with the best of what it can do."""
-        tokens, cached, _, restorable = prompt
+        tokens, cached, _, restorable, _ = prompt
         splits: list[RestoreSplit] = []
         costs: list[float] = []
         for worker, active, queued, known_rate, recent, weight, wait_s, room in workers:

@@ -15,6 +15,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
+from policies.latency_model import Prediction
 from policies.restore_route import PricedRun, RestoreSplit
 from policies.types import WorkerId
 
@@ -44,6 +45,21 @@ class WorkerView(NamedTuple):
 NOTHING_RESTORABLE: Final[Mapping[WorkerId, Sequence[PricedRun]]] = MappingProxyType({})
 
 
+class Objective(NamedTuple):
+    """What a request was promised, and who can tell whether a worker would keep it."""
+
+    ttft_s: float
+    """Seconds that are left until its first token is due; at or below 0 where it is late already, infinite where
+    nothing is promised of it."""
+    promised_ttft_s: float
+    """The same as it was when the request came."""
+    tpot_s: float
+    """Seconds for each output token after that; infinite where nothing is promised."""
+    predict: Callable[[WorkerId, float, float, float], Prediction]
+    """Of a worker, given the prompt's tokens that it computes, those that it has or restores, and the seconds that it
+    restores: some microseconds a call. Valid for this one decision."""
+
+
 class Prompt(NamedTuple):
     """What routing needs to know of a request."""
 
@@ -54,6 +70,8 @@ class Prompt(NamedTuple):
     """Stable 64-bit hash of what keeps requests together (a session, a prefix); None where nothing is known."""
     restorable: Mapping[WorkerId, Sequence[PricedRun]] = NOTHING_RESTORABLE
     """What lies behind that on a worker's slower tiers, in order; a worker that is not named can restore nothing."""
+    objective: Objective | None = None
+    """None where nothing is promised, or the policy does not need it."""
 
 
 class RouteDecision(NamedTuple):
@@ -85,6 +103,8 @@ class Needs(Enum):
     """How many requests each has."""
     PREFIXES = auto()
     """Tokens: what each has queued, and what it holds of the prompt."""
+    LATENCY = auto()
+    """All that, and how long the request would take, of those workers that it asks about."""
 
 
 class RoutingPolicy(Protocol):

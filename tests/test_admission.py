@@ -70,16 +70,62 @@ def test_a_weight_is_a_share_of_the_tokens() -> None:
     assert order[:8] == ["one", "three", "three", "three"] * 2
 
 
-def test_who_was_away_has_saved_nothing_up() -> None:
-    admission = queue()
-    for _ in range(50):
+@pytest.mark.parametrize(("burst", "first"), [(0.0, 1), (500.0, 6), (65_536.0, 20)])
+def test_who_was_away_has_saved_up_so_much_and_no_more(burst: float, first: int) -> None:
+    """Twenty requests of 100 tokens were dispatched of the other one meanwhile."""
+    admission = queue(burst=burst)
+    for _ in range(80):
         offer(admission, request("busy"))
     for _ in range(20):
         take(admission)
-    for _ in range(20):
+    for _ in range(30):
         offer(admission, request("back"))
-    order = [take(admission).request.tenant for _ in range(20)]
-    assert order.count("back") == 10
+    order = [take(admission).request.tenant for _ in range(40)]
+    assert order.index("busy") in {first, first - 1}
+    rest = order[first:]
+    assert abs(rest.count("back") - rest.count("busy")) <= 1, "by turns from then on"
+
+
+def test_whoever_asks_for_less_than_its_share_gets_a_burst_at_once() -> None:
+    """One of them sends a request for every four of the other, and then four together: these go first."""
+    admission = queue()
+    for _ in range(200):
+        offer(admission, request("flood"))
+    for _ in range(10):
+        offer(admission, request("modest"))
+        assert {take(admission).request.tenant for _ in range(5)} == {"flood", "modest"}
+    for _ in range(4):
+        offer(admission, request("modest"))
+    assert [take(admission).request.tenant for _ in range(5)] == ["modest"] * 4 + ["flood"]
+
+
+def test_what_is_used_is_not_saved_up() -> None:
+    """Half of all requests are its own, though never two of them wait."""
+    admission = queue()
+    for _ in range(100):
+        offer(admission, request("flood"))
+    for _ in range(20):
+        offer(admission, request("steady"))
+        assert {take(admission).request.tenant for _ in range(2)} == {"flood", "steady"}
+    for _ in range(10):
+        offer(admission, request("steady"))
+    order = [take(admission).request.tenant for _ in range(10)]
+    assert 4 <= order.count("steady") <= 6
+
+
+def test_batch_may_have_its_share_of_a_full_fleet_though_nothing_else_runs() -> None:
+    """Were it a share of what runs just now, the fleet would stand almost empty beside a queue of batch work."""
+    admission = AdmissionQueue(batch_yield=BatchYield(0.5, 1.0))
+    high = [offer(admission, request("a", INTERACTIVE)) for _ in range(50)]
+    low = [offer(admission, request("b", BATCH)) for _ in range(200)]
+    assert len([take(admission) for _ in range(100)]) == 100
+    admission.pressure(0.6, 0.0)
+    for ticket in (*high, *low[:50]):
+        assert admission.finished(ticket)
+    dispatched = 0
+    while admission.next(0.0, roomy):
+        dispatched += 1
+    assert 70 <= dispatched <= 80, "eight tenths of about a hundred"
 
 
 def test_a_debt_is_remembered_while_others_wait() -> None:

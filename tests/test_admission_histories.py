@@ -61,11 +61,15 @@ class Known:
     service_class: ServiceClass
     deadline: float
     arrived: float
+    crowded: bool
+    """Others waited when it came."""
 
     @property
     def ends(self) -> float:
-        rules = SETTINGS.rules[self.service_class]
-        late = inf if rules.late is Late.KEEP else self.deadline - self.request.lead_s
+        rules, lead = SETTINGS.rules[self.service_class], self.request.lead_s
+        if self.crowded:
+            lead += min(lead, 0.1 * max(self.deadline - self.arrived - lead, 0.0))
+        late = inf if rules.late is Late.KEEP else self.deadline - lead
         return min(late, self.arrived + rules.max_wait_s)
 
 
@@ -98,6 +102,7 @@ class Histories(RuleBasedStateMachine):
         expected = self.refusal(asked, service_class)
         if late and service_class is ServiceClass.INTERACTIVE:
             expected = Reason.DEADLINE
+        crowded = len(self.queue) > 0
         answer = self.queue.offer(asked, self.now, wait)
         if isinstance(answer, Refused):
             assert answer.reason is expected
@@ -107,7 +112,7 @@ class Histories(RuleBasedStateMachine):
         assert expected is None
         assert answer.ticket not in self.waiting.keys() | self.running.keys()
         self.limits[asked.tenant] = asked.max_running
-        self.waiting[answer.ticket] = Known(asked, service_class, deadline, self.now)
+        self.waiting[answer.ticket] = Known(asked, service_class, deadline, self.now, crowded)
 
     @rule()
     def dispatch(self) -> None:
@@ -162,13 +167,14 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def put_back(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.running)))
+        crowded = len(self.queue) > 0
         assert self.queue.put_back(ticket)
         picked = self.running.pop(ticket)
         self.room[picked.request.model] += 1
         demoted = picked.service_class != picked.request.service_class
         deadline = inf if demoted else picked.request.deadline
         arrived = self.arrivals(ticket)
-        self.waiting[ticket] = Known(picked.request, picked.service_class, deadline, arrived)
+        self.waiting[ticket] = Known(picked.request, picked.service_class, deadline, arrived, crowded)
 
     def arrivals(self, ticket: Ticket) -> float:
         return self.queue._waiting[ticket].arrived
@@ -275,7 +281,8 @@ class Histories(RuleBasedStateMachine):
         running = [each for each in self.running.values() if each.request.model == known.request.model]
         n_batch = sum(each.service_class is BATCH for each in running)
         share = self.yielding.share(self.now)
-        return n_batch >= share * (len(running) + self.room[known.request.model])
+        room, full = self.room[known.request.model], self.queue._models[known.request.model].full
+        return n_batch >= share * max(len(running) + room, full)
 
     def refusal(self, asked: Request, service_class: ServiceClass) -> Reason | None:
         mine = [

@@ -117,7 +117,7 @@ models: tiny
         'to bind to, not to connect to; given "tcp://*:5557"',
         "line 10: workers[1].block_siz: unknown setting; did you mean block_size?",
         "line 11: workers[1].head_timeout: unknown setting here; did you mean limits.head_timeout?",
-        "line 12: routing.policy: expected one of cost, least_loaded, round_robin, random, power_of_two, "
+        "line 12: routing.policy: expected one of cost, slo, least_loaded, round_robin, random, power_of_two, "
         'consistent_hash, prefix_affinity (did you mean cost?); given "costs"',
         "line 13: log.level: expected one of debug, info, warning, error; given 3",
         'line 13: log.access: expected true or false; given "yes"',

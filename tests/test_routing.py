@@ -189,9 +189,10 @@ def test_policies_by_name() -> None:
         "prefix_affinity": (Needs.PREFIXES, False),
         "random": (Needs.NOTHING, False),
         "round_robin": (Needs.NOTHING, False),
+        "slo": (Needs.LATENCY, False),
     }
 
 
 def test_an_unknown_policy_lists_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"'kost'.*consistent_hash, cost, .*, round_robin"):
+    with pytest.raises(ValueError, match=r"'kost'.*consistent_hash, cost, .*, round_robin, slo"):
         make_policy("kost")

@@ -73,11 +73,11 @@ def test_what_a_policy_does_not_need_changes_nothing(name: str) -> None:
     bare = [view._replace(queued_tokens=0.0, prefill_rate=None, recent_tokens=0.0) for view in full]
     if needs is Needs.NOTHING:
         bare = [view._replace(active=0) for view in bare]
-    if needs is Needs.PREFIXES:
+    if needs in {Needs.PREFIXES, Needs.LATENCY}:
         bare = full
     policies = make_policy(name), make_policy(name)
     for i in range(50):
-        prompt = Prompt(100, {WorkerId("2"): 80} if needs is Needs.PREFIXES else {}, i * 0x9E3779B97F4A7C15 % 2**64)
+        prompt = Prompt(100, {WorkerId("2"): 80} if bare is full else {}, i * 0x9E3779B97F4A7C15 % 2**64)
         sample = i * 0.618 % 1
         assert policies[0].choose(prompt, full, sample).chosen == policies[1].choose(prompt, bare, sample).chosen
 

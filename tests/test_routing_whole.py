@@ -39,6 +39,7 @@ from tests.gateway_fixtures import (
 )
 from tests.ports import fleet_ports
 from tests.simulated_fixtures import DIALECTS
+from tests.tenant_fixtures import KEYS, tenants
 
 FAST = EngineConfig(speed=200.0)
 
@@ -525,6 +526,22 @@ async def test_blocks_that_are_not_on_a_device_are_told_by_tier() -> None:
     finally:
         publisher.close()
         context.term()
+
+
+async def test_a_promise_is_looked_at_and_explained() -> None:
+    promises = tenants("acme, slo: {ttft: 30s, tpot: 10s}", "beta, slo: {ttft: 1ms}", "crew")
+    async with routed(3, ADMIN + "routing: {policy: slo}\n" + promises) as it:
+        for name in ("acme", "beta", "crew"):
+            await it.complete(f"{name} " * 300, {"x-request-id": name, "authorization": f"Bearer {KEYS[name]}"})
+        told = [await explained(it, name) for name in ("acme", "beta", "crew")]
+        whys = [each["attempts"][0]["why"] for each in told]
+        assert whys[0].startswith("it should keep its promise there: cost ")
+        assert whys[1].startswith(
+            "its promise will hardly be kept without computing more elsewhere, so the cheapest: cost "
+        )
+        assert whys[2].startswith("lowest cost of 3: ")
+        assert all(each["predicted_ttft_s"] > 0.001 for each in told)
+        assert it.program.state.predicts
 
 
 # -- slower tiers

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from cache.prefix_index import blocks_by_tier
 from gateway.telemetry.shown import shown
-from policies.routing import CHOICES
+from policies.routing import CHOICES, SLO_CHOICES
 
 if TYPE_CHECKING:
     from gateway.request_record import Attempt, RequestRecord
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 _DIGITS: Final = 6
 _AT_HOME: Final = ("session", "follows")
+_PROMISED: Final = {
+    "in time": "it should keep its promise there",
+    "packed": "it has time, and leaves the others free for tighter promises",
+    "late": "its promise will hardly be kept without computing more elsewhere, so the cheapest",
+}
 
 
 def summary(record: RequestRecord, epoch: float) -> dict[str, object]:
@@ -114,6 +119,9 @@ def _why(attempt: Attempt) -> str:
     if len(costs) != len(candidates):
         return f"picked from {len(candidates)} by the routing policy, which has no costs"
     cost, others = costs[chosen], [other for at, other in enumerate(costs) if at != chosen]
+    if attempt.decision.reason in SLO_CHOICES:
+        why = _PROMISED[attempt.decision.reason]
+        return f"{why}: cost {cost:.4g}, the lowest of {len(candidates)} is {min(costs):.4g}"
     if cost <= min(others):
         beside = "equal to the next" if cost == min(others) else f"the next is {min(others):.4g}"
         how = f" ({attempt.decision.reason})" if attempt.decision.reason in CHOICES else ""

@@ -65,14 +65,16 @@ class Routing(Strict):
     """Which worker a request goes to."""
 
     policy: Literal[
-        "cost", "least_loaded", "round_robin", "random", "power_of_two", "consistent_hash", "prefix_affinity"
+        "cost", "slo", "least_loaded", "round_robin", "random", "power_of_two", "consistent_hash", "prefix_affinity"
     ] = "cost"
-    """`cost`: lowest predicted time to first token, cached prefixes included. `prefix_affinity`: the longest
+    """`cost`: lowest predicted time to first token, cached prefixes included. `slo`: the same, held to what the
+    tenant was promised: among the workers that should keep it, and loose promises make room for tight ones.
+    `prefix_affinity`: the longest
     match, unless the load is uneven. `least_loaded`: fewest requests in flight. `power_of_two`: the less loaded of
     two drawn at random. `consistent_hash`: by session, `prompt_cache_key`, `user` or the beginning of the prompt.
     `round_robin`: in turn. `random`: at random."""
     cost: CostPolicy = CostPolicy()
-    """Tunables of the `cost` policy."""
+    """Tunables of the `cost` policy, which hold for `slo` too."""
     consistent_hash: ConsistentHash = ConsistentHash()
     """Tunables of the `consistent_hash` policy."""
     prefix_affinity: PrefixAffinity = PrefixAffinity()

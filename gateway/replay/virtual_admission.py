@@ -184,7 +184,16 @@ class Admission:
 
     def _send(self, request: _Request, now: float, among: Sequence[Worker]) -> None:
         arrival, record = self._arrivals[request.index], self._records[request.index]
-        lacking = float(self._engines.send(arrival, record, now, known=request.known, among=among))
+        lacking = float(
+            self._engines.send(
+                arrival,
+                record,
+                now,
+                known=request.known,
+                among=among,
+                slos=self._stage.slos.get(self._customer(request.index).service_class),
+            )
+        )
         request.known = None
         self.queue.correct(request.ticket, lacking)
         self._forecast.drain.left(lacking, now, len(self.queue))

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
+from math import inf
 from typing import Final, NamedTuple, Protocol
 
 import xxhash
 
+from backends.fleet_outlook import objective_of
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Reservation, Worker
 from backends.simulated.engine import EngineConfig, SimulatedEngine
@@ -23,9 +25,10 @@ from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prefix_index import PrefixIndex
 from gateway.replay.arrival import Arrival
 from gateway.replay.records import RequestRecord
+from gateway.replay.slo import Slos
 from policies.prefill_queue import FleetRate, PrefillQueue
 from policies.restore_route import PricedRun
-from policies.routing import Prompt, RoutingPolicy
+from policies.routing import Needs, Objective, Prompt, RoutingPolicy
 from policies.types import BlockHash, Tier, TokenIds, WorkerId
 
 _MODEL: Final = "virtual"
@@ -69,6 +72,7 @@ class Engines:
         """
         rate = FleetRate()
         self._policy = policy
+        self._asks = policy.needs is Needs.LATENCY
         self._rng = rng
         self._config = config
         self._block_size = config.block_size
@@ -88,6 +92,7 @@ class Engines:
             cooldown=1.0,
             cooldown_max=1.0,
         )
+        self.fleet.predicts = self._asks
         self._store = None if store is None else BlockTier(Tier.REDIS, store, "store")
         self._knows_tiers = knows_tiers
         self._next_scrape = 0.0
@@ -167,6 +172,7 @@ class Engines:
         *,
         known: Known | None = None,
         among: Container[Worker] | None = None,
+        slos: Slos | None = None,
     ) -> int:
         """Choose a worker, one of those `among` (not none), and submit the request to it, in one step. Returns how many
         tokens it was thought to lack there.
@@ -176,8 +182,9 @@ class Engines:
         cached, restorable = self.held(known, arrival.input_tokens)
         numbers = [number for number in self._engines if among is None or self.workers[number] in among]
         workers = [self.workers[number] for number in numbers]
+        objective = None if slos is None or not self._asks else self._objective(slos, record, now)
         decision = self._policy.choose(
-            Prompt(arrival.input_tokens, cached, _key(arrival), restorable),
+            Prompt(arrival.input_tokens, cached, _key(arrival), restorable, objective),
             [worker.view(now) for worker in workers],
             self._rng.random(),
         )
@@ -206,6 +213,10 @@ class Engines:
         record.status = 200
         record.dispatched, record.predicted = now, reservation.predicted
         return lacking
+
+    def _objective(self, slos: Slos, record: RequestRecord, now: float) -> Objective | None:
+        due = inf if slos.ttft is None else record.scheduled + slos.ttft
+        return objective_of(self.fleet, now, record.scheduled, due, slos.tpot)
 
     def _submit(self, number: int, request: SimRequest, now: float) -> None:
         engine = self._engines[number]

@@ -20,6 +20,7 @@ from backends.simulated.kv_tiers import TierConfig
 from gateway.replay.arrival import Arrival
 from gateway.replay.plan import plan, session_chains, timed_chains
 from gateway.replay.records import RequestRecord
+from gateway.replay.slo import Slos
 from gateway.replay.stats import percentile
 from gateway.replay.virtual_admission import Admission, AdmissionStage
 from gateway.replay.virtual_engines import Engines
@@ -108,14 +109,16 @@ def replay_virtually(
     knows_tiers: bool = True,
     admission: AdmissionStage | None = None,
     predicts: bool = False,
+    slos: Callable[[int], Slos | None] | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> VirtualResult:
     """Send each arrival at its time ÷ `speed` to the worker that `policy` chooses among `workers` engines; one with a
     pause follows the answer before it in its session. With `concurrency` so many users send instead, each its next
     request after the answer. `store` is a tier that the engines share; without `knows_tiers` the policy is told of
     devices alone. With `admission` requests wait in front of the fleet, and some are refused; without, each is sent at
-    once. Only where it `predicts` (with `admission` always) is it said what each should take. `watch` is told now
-    and then how many requests have come.
+    once. Only where it `predicts` (with `admission` always) is it said what each should take. `slos` tells what a
+    policy that asks for it is told of each request's promise, by its index; with `admission` that is its class's.
+    `watch` is told now and then how many requests have come.
 
     Raises ValueError for a fleet that cannot be: no workers or users, a worker lost that is not there, or the last.
     """
@@ -124,11 +127,11 @@ def replay_virtually(
     added = sum(isinstance(change, Added) for change in changes)
     rng = random.Random(seed)  # noqa: S311 - it breaks ties
     fleet = Engines(policy, workers, added, engine, rng, store=store, knows_tiers=knows_tiers)
-    fleet.fleet.predicts = predicts
+    fleet.fleet.predicts = predicts or fleet.fleet.predicts
     stage = None
     if admission is not None:
         stage = Admission(admission, fleet, arrivals, records, most_running=engine.max_num_seqs)
-    loop = _Loop(fleet, arrivals, records, stage, watch)
+    loop = _Loop(fleet, arrivals, records, stage, watch, slos=slos)
     loop.plan(speed, concurrency, changes)
     loop.run()
     return VirtualResult(
@@ -163,9 +166,12 @@ class _Loop:
         records: Sequence[RequestRecord],
         admission: Admission | None,
         watch: Callable[[int], None] | None,
+        *,
+        slos: Callable[[int], Slos | None] | None,
     ) -> None:
         self._fleet = fleet
         self._admission = admission
+        self._slos = slos
         self._watch = watch
         self._came = 0
         self._arrivals = arrivals
@@ -227,7 +233,7 @@ class _Loop:
 
     def _begin(self, index: int, now: float) -> None:
         if self._admission is None:
-            self._fleet.send(self._arrivals[index], self._records[index], now)
+            self._fleet.send(self._arrivals[index], self._records[index], now, slos=self._slos and self._slos(index))
         elif not self._admission.offer(index, now):
             self._answered(index, now)
 
@@ -248,7 +254,7 @@ class _Loop:
             if record.first_token is None:
                 self._fleet.sent[change.worker] -= record.input_tokens
                 if admission is None:
-                    self._fleet.send(self._arrivals[index], record, now)
+                    self._fleet.send(self._arrivals[index], record, now, slos=self._slos and self._slos(index))
                 else:
                     admission.put_back(index, now)
                 continue
