@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, TypeVar
 
-from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, Lender, StoreError, StoreStats
+from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, Lender, StoreError, StoreStats, TenantStore
 from policies.tier_rest import TierRest
 
 R = TypeVar("R")
@@ -81,6 +81,17 @@ class GuardedTier:
     def remove(self, key: ChunkKey) -> bool | None:
         """See `BlockStore`."""
         return self.ask(lambda: self._store.remove(key))
+
+    @property
+    def knows_tenants(self) -> bool:
+        """Can it be asked for the frames of one?"""
+        return isinstance(self._store, TenantStore)
+
+    def of_tenant(self, tenant: str) -> Sequence[ChunkKey] | None:
+        """See `TenantStore`, which the store must be."""
+        store = self._store
+        assert isinstance(store, TenantStore), "asked before"
+        return self.ask(lambda: store.of_tenant(tenant))
 
     @contextmanager
     def frame(self, key: ChunkKey, length: int, scratch: Scratch) -> Iterator[Sequence[Buffer] | None]:

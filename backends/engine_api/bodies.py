@@ -38,6 +38,13 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
+class ForgetKvRequest(msgspec.Struct, kw_only=True):
+    """`/forget_kv`, which workers of this project have."""
+
+    salts: list[str]
+    dry_run: bool = False
+
+
 _Request = TypeVar("_Request")
 
 
