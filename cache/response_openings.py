@@ -1,7 +1,7 @@
 """How the prompt of an answer begins, and the rules that forget by it. Pure.
 
-Keys are digests, so an entry carries the first characters of its prompt's texts. A rule carries no text: a digest, under
-a salt of its own, of so many characters. Who can read the log can test a guess against it, and see nothing else.
+Keys are digests, so an entry carries the first characters of its prompt's texts. A rule carries no text: a digest of so
+many characters, under a salt of its own. Who can read the log can test a guess against it, and see nothing else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How often the KV of tenants, and of groups of tenants, was forgotten: counts that their cache salts are made with.
 
-Kept in the state folder beside the salt key, in a file that others may not write. Several gateways may share the folder:
-each takes up what the others have counted.
+Kept in the state folder beside the salt key, in a file that others may not write. Several gateways may share the
+folder: each takes up what the others have counted.
 """
 
 from __future__ import annotations

@@ -137,6 +137,12 @@ class Tenant:
         """The salt of a request that brings one of its `own`, or none (an empty one)."""
         return tenant_salt(self._salt_key, self.name, own, self.kv_epoch) if own else self._salt
 
+    @property
+    def shared_salts(self) -> tuple[str, ...]:
+        """Of its requests that bring no salt of their own, be they in the group's cache or in its own."""
+        own = tenant_salt(self._salt_key, self.name, epoch=self.kv_epoch)
+        return tuple(dict.fromkeys((self._salt, own)))
+
     def turn(self, kv_epoch: int, group_epoch: int) -> None:
         """From now on its requests have the salts of these epochs, its own and its group's."""
         self.kv_epoch, self._group_epoch = kv_epoch, group_epoch

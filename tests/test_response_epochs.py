@@ -17,8 +17,8 @@ from cache.epochs import Epochs
 from cache.response_entry import Stamp
 from cache.response_epochs import (
     ITEM_BYTES,
-    MOST_PREFIXES,
     MOST_ITEMS,
+    MOST_PREFIXES,
     EpochTable,
     ForgetRule,
     decode_header,
@@ -26,8 +26,8 @@ from cache.response_epochs import (
     encode_header,
     encode_rule,
 )
-from cache.response_openings import prefix_digest
 from cache.response_key import ModelTag, ScopeTag, model_tag, scope_tag
+from cache.response_openings import prefix_digest
 from cache.store import StoreError
 from tests.gateway_fixtures import eventually
 

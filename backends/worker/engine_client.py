@@ -166,7 +166,8 @@ class EngineClient:
         if len(self._forgetting) >= _MOST_FORGETTING:
             raise EngineUnavailableError(f"{_MOST_FORGETTING} tenants are being forgotten already")
         asked = ForgetKv(id=uuid.uuid4().hex, salts=tuple(salts), dry_run=dry_run, within=0.9 * within)
-        answer = self._forgetting[asked.id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[KvForgotten] = asyncio.get_running_loop().create_future()
+        self._forgetting[asked.id] = answer
         try:
             self._channel.send(asked)
             async with asyncio.timeout(within):

@@ -317,18 +317,19 @@ class KvTiers:
     def _forget(self, asked: ForgetKv) -> None:
         found: Counter[str] = Counter()
         left: tuple[str, ...] = ()
-        complete, deadline = True, monotonic() + asked.within
+        whole: list[bool] = []
+        deadline = monotonic() + asked.within
         try:
             for salt in asked.salts:
-                one = self._store.forget_tenant(
-                    tenant_of(salt), dry_run=asked.dry_run, seconds=max(0.0, deadline - monotonic())
-                )
+                seconds = max(0.0, deadline - monotonic())
+                one = self._store.forget_tenant(tenant_of(salt), dry_run=asked.dry_run, seconds=seconds)
                 found.update({tier.value: n for tier, n in one.found.items()})
                 left = tuple(tier.value for tier in one.left)
-                complete = complete and one.complete
-        except StoreError:  # closed
-            complete = False
+                whole.append(one.complete)
+        except StoreError:
+            pass  # closed
         finally:
+            complete = len(whole) == len(asked.salts) and all(whole)
             self._told_forgotten.put(KvForgotten(id=asked.id, found=dict(found), left=left, complete=complete))
 
     def _write(self, kept: _Kept) -> None:
