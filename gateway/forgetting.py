@@ -25,7 +25,7 @@ from cache.response_cache import Forgotten
 from gateway import audit
 from gateway.admin.control import NO_TENANT, ForgetOrder, UnknownTenantError
 from gateway.config import ConfigError
-from gateway.kv_epochs import KvEpochs, keep_epochs
+from gateway.kv_epochs import EpochWatch, KvEpochs, keep_epochs
 from gateway.tenancy import Tenancy
 from policies.types import WorkerId
 
@@ -95,6 +95,7 @@ class Forgetting:
         self._folder = folder
         self._audit_file = audit_file
         self._served_name = served_name
+        self._epochs_seen = EpochWatch()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="forget")
 
     async def forget(self, order: ForgetOrder, peer: str) -> dict[str, object]:
@@ -108,6 +109,19 @@ class Forgetting:
         kv_forgotten = None if kv is None else await kv
         record = _record(order, peer, forgotten, kv_forgotten)
         return record | {"audited": await self._recorded(record)}
+
+    def take_up(self) -> None:
+        """Another gateway that shares the state folder may have had KV forgotten; to be called now and then."""
+        tenancy = self._tenancy()
+        if tenancy is None:
+            return
+        try:
+            told = self._epochs_seen.news(self._folder())
+        except ConfigError as error:
+            log.error("tenants: how often KV was forgotten is not known: %s", error)  # noqa: TRY400 - the message is all
+            return
+        if told is not None:
+            tenancy.take_epochs(told)
 
     def close(self) -> None:
         """Begin nothing more."""

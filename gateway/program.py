@@ -29,14 +29,13 @@ from gateway.admin.recent import RecentRequests
 from gateway.admin.server import AdminServer
 from gateway.admission import AdmissionGate
 from gateway.cache_drift import CacheDrift
-from gateway.config import Config, ConfigError, Model
+from gateway.config import Config, Model
 from gateway.discover import follow_discovery
 from gateway.forgetting import Forgetting, KeepsAnswers
 from gateway.forwarding import Forwarding
 from gateway.http_server import HttpServer
 from gateway.jwks import follow_jwks
 from gateway.jwt_tenants import JwtVerifier
-from gateway.kv_epochs import EpochWatch
 from gateway.listen_error import listening
 from gateway.pipeline import RequestPipeline
 from gateway.placement import Placement
@@ -127,7 +126,6 @@ class Program:
         self._take_up_admission(config)
         self.responses = response_assembly.open_responses(config)
         self._take_up_responses(config)
-        self._epochs_seen = EpochWatch()
         self.forgetting = self._make_forgetting()
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
@@ -462,20 +460,7 @@ class Program:
         if watch and now >= self._certificates_due:
             self._certificates_due = now + watch
             self.reload_certificates()
-            self._take_up_epochs()
-
-    def _take_up_epochs(self) -> None:
-        """Another gateway that shares the state folder may have forgotten a tenant's KV."""
-        tenancy = self.pipeline.tenancy
-        if tenancy is None:
-            return
-        try:
-            told = self._epochs_seen.news(state_folder(self.config))
-        except ConfigError as error:
-            log.error("tenants: how often KV was forgotten is not known: %s", error)  # noqa: TRY400 - the message is all
-            return
-        if told is not None:
-            tenancy.take_epochs(told)
+            self.forgetting.take_up()
 
     def reload_certificates(self) -> None:
         """Take up changed certificates."""
