@@ -7,6 +7,7 @@ that it was this one.
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import stat
@@ -33,32 +34,41 @@ def tell(message: str, fields: Mapping[str, object], *, level: int = logging.WAR
 def append(file: Path, fields: Mapping[str, object]) -> None:
     """One more line, whole and safe on disk once this returns; for a thread. Raises AuditError."""
     line = orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+    # Something else than a file must not hold it up.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(file, flags, 0o600)
         try:
-            is_new = _append(handle, line)
+            _check(os.fstat(handle))
+            fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed
+            size = os.fstat(handle).st_size
+            _append(handle, line, size)
         finally:
             os.close(handle)
-        if is_new:  # it must be found again
+        if not size:  # it must be found again
             _sync(file.parent)
     except OSError as error:
         raise AuditError(f"{file}: {error.strerror}") from None
 
 
-def _append(handle: int, line: bytes) -> bool:
-    """Is it the first line?"""
-    found = os.fstat(handle)
+def _check(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "is no file")
     if stat.S_IMODE(found.st_mode) & 0o022:
         raise OSError(errno.EPERM, "others may write it; it should be 0600")
-    if os.write(handle, line) != len(line):
-        with suppress(OSError):  # not cut off again: another process may have appended meanwhile
-            os.write(handle, b"\n")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.fsync(handle)
-    return not found.st_size
+
+
+def _append(handle: int, line: bytes, size: int) -> None:
+    if size and os.pread(handle, 1, size - 1) != b"\n":
+        line = b"\n" + line  # a crash has cut the last one off
+    try:
+        if os.write(handle, line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(handle)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(handle, size)
+        raise
 
 
 def _sync(folder: Path) -> None:
