@@ -22,7 +22,7 @@ from policies.types import WorkerId
 
 log = logging.getLogger(__name__)
 
-_PATH: Final = "/forget_kv"
+_PATH: Final = "/v1/kv/forget"
 _NO_SUCH_PATH: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED})
 _MOST_BYTES: Final = 1 << 16
 _AT_ONCE: Final = 16

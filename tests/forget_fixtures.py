@@ -33,7 +33,7 @@ class Engine(Counted):
         self.heads: list[bytes] = []
 
     async def __call__(self, turn: Turn) -> None:
-        if turn.head.startswith(b"POST /forget_kv "):
+        if turn.head.startswith(b"POST /v1/kv/forget "):
             self.told.append(json.loads(turn.body))
             self.heads.append(turn.head)
             turn.write(self.forgets)

@@ -39,7 +39,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class ForgetKvRequest(msgspec.Struct, kw_only=True):
-    """`/forget_kv`, which workers of this project have."""
+    """`/v1/kv/forget`, which workers of this project have."""
 
     salts: list[str]
     dry_run: bool = False

@@ -83,6 +83,11 @@ class Engine:
         else:
             self.tiers.forget_salts(asked)
 
+    @property
+    def forgets(self) -> bool:
+        """Is something being forgotten, of which is still to be told?"""
+        return bool(self._forgotten) or (self.tiers is not None and self.tiers.forgets)
+
     def take_forgotten(self) -> list[KvForgotten]:
         """What stores have forgotten since the last call."""
         done, self._forgotten = self._forgotten, []

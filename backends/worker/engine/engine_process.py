@@ -60,7 +60,7 @@ class EngineLoop:
         """Seconds to wait for a message."""
         if self._engine.can_step:
             return 0.0
-        return _GLANCE if self._engine.has_work else _SIGN_OF_LIFE
+        return _GLANCE if self._engine.has_work or self._engine.forgets else _SIGN_OF_LIFE
 
     def _take(self, message: ToEngine) -> None:
         if isinstance(message, Submit):

@@ -109,6 +109,7 @@ class KvTiers:
         self._counts: Counter[str] = Counter()
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._told_forgotten: SimpleQueue[KvForgotten] = SimpleQueue()
+        self._forgetting = 0
 
     @property
     def idle(self) -> bool:
@@ -180,13 +181,20 @@ class KvTiers:
             self._forgotten.move_to_end(salt)
         while len(self._forgotten) > _MOST_FORGOTTEN:
             self._forgotten.popitem(last=False)
+        self._forgetting += 1
         self._writers.submit(self._forget, asked)
+
+    @property
+    def forgets(self) -> bool:
+        """Is something being forgotten, of which is still to be told?"""
+        return self._forgetting > 0
 
     def take_forgotten(self) -> list[KvForgotten]:
         """What has become of it since the last call."""
         told = []
         while not self._told_forgotten.empty():
             told.append(self._told_forgotten.get_nowait())
+        self._forgetting -= len(told)
         return told
 
     def computed(self, n_tokens: int, pairs: float, seconds: float) -> None:

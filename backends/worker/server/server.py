@@ -42,7 +42,7 @@ class WorkerServer:
         router.add_post("/tokenize", self._tokenize)
         router.add_post("/detokenize", self._detokenize)
         router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
-        router.add_post("/forget_kv", self._forget_kv)
+        router.add_post("/v1/kv/forget", self._forget_kv)
         CompletionRoutes(self._serving).add_to(router)
         app.on_response_prepare.append(self._name_answer)
         return app
