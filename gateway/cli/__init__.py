@@ -19,8 +19,8 @@ COMMANDS: Final = (
     "replay",
     "plan",
     "version",
-    "keys",
     "forget",
+    "keys",
     "fetch",
 )
 """Each is a function, or an application of several, of the same name in the module of the same name, in the order of
