@@ -31,7 +31,7 @@ from cache.response_entry import (
 )
 from cache.response_epochs import NONCE_BYTES, ForgetRule
 from cache.response_key import ResponseKey, model_tag, scope_tag, store_key, tag_of
-from cache.response_openings import prefix_digest
+from cache.response_openings import Openings, prefix_digest
 from cache.small_store import SmallStore
 from cache.store import ChunkKey, StoreError, StoreStats
 from policies.response_freshness import NOTHING_SAID, CacheDirectives, Freshness, FreshnessRules, Verdict, judge
@@ -223,6 +223,10 @@ class ResponseCache:
         deadline = time.monotonic() + seconds
         walks = [walk for walk in self._walks() if walk.tier is not Tier.REDIS]
         return {walk.tier: walk.purge(rule, dry_run=False, deadline=deadline)[0] for walk in walks}
+
+    def may_keep(self, key: ResponseKey, model: str, stamp: Stamp, now: float, openings: Openings) -> bool:
+        """Will such an answer be kept, as far as it is known `now`? Takes a microsecond."""
+        return self._epochs.readable(tag_of(key), model_tag(model), stamp, now, openings)
 
     def still_readable(self, key: ResponseKey, entry: ResponseEntry) -> bool:
         """Has what was found a while ago not been forgotten since? Takes a microsecond."""

@@ -61,14 +61,16 @@ def _check(found: os.stat_result) -> None:
 def _append(handle: int, line: bytes, size: int) -> None:
     if size and os.pread(handle, 1, size - 1) != b"\n":
         line = b"\n" + line  # a crash has cut the last one off
+    whole = False
     try:
-        if os.write(handle, line) != len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        whole = os.write(handle, line) == len(line)
         os.fsync(handle)
-    except OSError:
-        with suppress(OSError):
-            os.ftruncate(handle, size)
-        raise
+    finally:
+        if not whole:
+            with suppress(OSError):
+                os.ftruncate(handle, size)
+    if not whole:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _sync(folder: Path) -> None:

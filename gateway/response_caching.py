@@ -258,7 +258,7 @@ class ResponseCaching:
         if cached.asked.only_if_cached:
             raise _not_cached()
         together = self.settings.coalesce and cached.asked.reads and cached.fallback is None
-        if together and self.flights.waits(exchange, cached):
+        if together and not self._leader_is_late(cached) and self.flights.waits(exchange, cached):
             wait = self.settings.coalesce_wait
             self._park(exchange, cached, wait, lambda: self._alone(exchange, cached))
             self.flights.follow(exchange, cached)
@@ -266,6 +266,14 @@ class ResponseCaching:
         self._listen(exchange, cached)
         tell(exchange, Result.MISS)
         return False
+
+    def _leader_is_late(self, cached: CachedCall) -> bool:
+        """Would it wait for an answer that was asked for before such answers were forgotten?"""
+        leader = self.flights.leader(cached.key)
+        if leader is None or leader.stamp is None or cached.stamp in {None, leader.stamp}:
+            return False
+        model = leader.call.model or ""
+        return not self.cache.may_keep(leader.key, model, leader.stamp, self._wall(), leader.openings)
 
     def _listen(self, exchange: Exchange, cached: CachedCall) -> None:
         if cached.unambiguous is None:

@@ -17,7 +17,7 @@ from cache.response_cache import Forgotten, ResponseCache
 from cache.tenant_salt import tenant_salt
 from gateway.kv_epochs import NAME
 from policies.types import Tier
-from tests.caching_fixtures import setting
+from tests.caching_fixtures import ASKED, setting
 from tests.forget_fixtures import Engine, Forgetful, audited, forgetful
 from tests.gateway_fixtures import eventually
 from tests.redis_fixtures import needs_redis, redis_server
@@ -82,7 +82,9 @@ async def test_by_model_by_age_and_by_prefix(tmp_path: Path) -> None:
     async with forgetful(tmp_path, disk(tmp_path), "routing: {aliases: {chat: m}}\n") as it:
         await it.says(text=SECRET)
         await it.says(text="Hello")
-        system = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": SECRET}]}
+        system: dict[str, Any] = {
+            "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": SECRET}]
+        }
         await it.ask(key=KEYS["acme"], **system)
         for rule in ({"model": "another"}, {"older_than": "1h"}, {"prefix": "Ada"}, {"prefix": "Hello there"}):
             said = await it.forget(**rule)
@@ -97,6 +99,7 @@ async def test_by_model_by_age_and_by_prefix(tmp_path: Path) -> None:
         assert (await it.says(text="Hello"))[1] == "hit"
         assert (await it.says(text=SECRET))[1] == "miss"
         assert (await it.ask(key=KEYS["acme"], **system))[1] == "miss"
+        await asyncio.sleep(0.01)
         assert (await it.forget(older_than="1ms"))["answers"]["responses"]["entries"]["host"] == 3
         assert (await it.says(text="Hello"))[1] == "miss"
         assert (await it.forget(model="chat"))["answers"]["responses"]["entries"] == {"host": 1, "disk": 1}
@@ -129,10 +132,31 @@ async def test_what_is_under_way_is_answered_and_not_kept(tmp_path: Path, fields
         it.check_left()
 
 
+@pytest.mark.parametrize("fields", [{}, {"prefix": "Hello"}, {"prefix": "Good bye"}])
+async def test_who_comes_after_gets_no_answer_that_was_asked_for_before(tmp_path: Path, fields: dict[str, Any]) -> None:
+    is_meant = fields != {"prefix": "Good bye"}
+    async with forgetful(tmp_path) as it:
+        it.engine.hold = True
+        before = asyncio.create_task(it.says())
+        await eventually(lambda: it.engine.calls == 1)
+        await it.forget(**fields)
+        after = asyncio.create_task(it.says())
+        await eventually(
+            lambda: (it.engine.calls, it.caching.flights.table.waiting) == ((2, 0) if is_meant else (1, 1))
+        )
+        it.engine.hold = False
+        it.engine.may.release()
+        it.engine.may.release()
+        assert (await before)[1] == "miss"
+        assert (await after)[1] == ("miss" if is_meant else "hit")
+        assert await it.says() == (f"Answer {it.engine.calls}.", "hit")
+        it.check_left()
+
+
 async def test_a_stream_under_way_is_not_kept(tmp_path: Path) -> None:
     async with forgetful(tmp_path) as it:
         it.engine.halves = True
-        asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "stream": True}
+        asked: dict[str, Any] = {**ASKED, "stream": True}
         client = it.client.with_options(api_key=KEYS["acme"])
         stream = await client.chat.completions.create(**asked)
         chunks = aiter(stream)
@@ -154,7 +178,7 @@ async def test_a_forgotten_answer_is_no_better_than_an_error(tmp_path: Path) -> 
             await asyncio.sleep(0.01)
             it.engine.status, it.engine.hold = 500, True
             asked = asyncio.create_task(it.says())
-            await eventually(lambda: it.engine.calls == 2)  # noqa: B023 - it is over before the next one
+            await eventually(lambda: it.engine.calls == 2)
             if forgets:
                 await it.forget(prefix="Hello")
             it.engine.may.release()
