@@ -32,9 +32,9 @@ MOST_ITEMS: Final = 4_096
 """Of a log: a longer one gives way to another. What it says of one scope it says of all then, once."""
 GENERATION_BYTES: Final = 16
 NONCE_BYTES: Final = SALT_BYTES
-MOST_PREFIXES: Final = 64
+MOST_PREFIXES: Final = 32
 """Rules by prefix for one scope and model: with another one they give way to one that forgets all of it, so that a
-lookup never takes long.
+lookup of what was there before them never takes more than some 0.1 ms longer.
 """
 
 _MAGIC: Final = b"pgFORG2\n"

@@ -103,7 +103,7 @@ def test_too_many_prefixes_forget_all_of_their_scope() -> None:
     begun = table.stamp()
     rules = [ForgetRule(SCOPES[0], None, inf, prefix_digest(f"{number} ", bytes(16))) for number in range(100)]
     table.apply(rules[:MOST_PREFIXES])
-    assert not table.readable(SCOPES[0], MODELS[0], begun, 1.0, ("63 bottles",))
+    assert not table.readable(SCOPES[0], MODELS[0], begun, 1.0, ("31 bottles",))
     assert table.readable(SCOPES[0], MODELS[0], begun, 1.0, ("99 bottles",))
     table.apply(rules[MOST_PREFIXES:])
     assert not table.readable(SCOPES[0], MODELS[0], begun, 1.0, ("no bottles",))
