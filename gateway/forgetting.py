@@ -108,7 +108,8 @@ class Forgetting:
         forgotten = {name: await one for name, one in answers.items()}
         kv_forgotten = None if kv is None else await kv
         record = _record(order, peer, forgotten, kv_forgotten)
-        return record | {"audited": await self._recorded(record)}
+        recorded = await self._recorded(record, _line(order, record, forgotten), dry_run=order.dry_run)
+        return record | {"audited": recorded}
 
     def take_up(self) -> None:
         """Another gateway that shares the state folder may have had KV forgotten; to be called now and then."""
@@ -182,9 +183,8 @@ class Forgetting:
 
     # -- the record
 
-    async def _recorded(self, record: Mapping[str, object]) -> bool:
-        dry_run = bool(record["dry_run"])
-        audit.tell(_line(record), record, level=logging.INFO if dry_run else logging.WARNING)
+    async def _recorded(self, record: Mapping[str, object], line: str, *, dry_run: bool) -> bool:
+        audit.tell(line, record, level=logging.INFO if dry_run else logging.WARNING)
         file = self._audit_file()
         if file is None or dry_run:
             return True
@@ -269,8 +269,15 @@ def _kv(kv: KvForgotten) -> dict[str, object]:
     }
 
 
-def _line(record: Mapping[str, object]) -> str:
+def _line(order: ForgetOrder, record: Mapping[str, object], answers: Mapping[str, Forgotten]) -> str:
     """For people, who read no fields."""
-    verb = "would forget" if record["dry_run"] else "forgot"
-    parts = [f"{name}={record[name]}" for name in ("tenant", "rule", "answers", "kv", "complete", "by", "id")]
-    return f"{verb} {' '.join(parts)}"
+    rules = {
+        "model": order.model,
+        "older_than": None if order.older_than is None else f"{order.older_than:g}s",
+        "prefix_characters": None if order.prefix is None else len(order.prefix),
+    }
+    parts = [f"tenant={order.tenant}", *(f"{name}={value}" for name, value in rules.items() if value is not None)]
+    parts += [f"{name}_{tier.value}={n}" for name, one in answers.items() for tier, n in one.entries.items()]
+    complete = "yes" if record["complete"] else "no"
+    verb = "would forget" if order.dry_run else "forgot"
+    return f"{verb} {' '.join(parts)} complete={complete} by={record['by']} id={record['id']}"

@@ -20,6 +20,7 @@ from gateway.config import Config, ConfigError, load_config
 from gateway.config.control import Admin
 
 _TIMEOUT: Final = 120.0
+_WHERE: Final = {"host": "in memory", "disk": "on disk", "redis": "in Redis"}
 _MOST_BYTES: Final = 1 << 20
 _SHOWN: Final = ("id", "tenant", "dry_run", "rule", "answers", "kv", "complete", "audited")
 _TOKEN: Final = "PREFIXGATE_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
@@ -150,7 +151,7 @@ def _print(url: str, answer: Mapping[str, Any]) -> None:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{n} in {'memory' if tier == 'host' else tier}" for tier, n in counts.items()) or "none"
+    return ", ".join(f"{n} {_WHERE.get(tier, tier)}" for tier, n in counts.items()) or "none"
 
 
 def _unfinished(one: Mapping[str, Any]) -> str:
