@@ -332,16 +332,14 @@ class Fleet:
         """Workers of a base model that may be asked for token ids."""
         now = self._loop.time()
         return [
-            TokenizeTarget(
-                worker.id,
-                worker.url,
-                member.spec.api_key,
-                True if member.tls is None else member.tls.context,
-                None if member.tls is None else member.tls.spec.server_name,
-            )
+            _target(member)
             for worker in self.state.candidates(self.state.serving(model), (), now)
             if (member := self.members.get(worker.id)) is not None
         ]
+
+    def all_targets(self) -> list[TokenizeTarget]:
+        """All workers, whether they may be given requests or not."""
+        return [_target(member) for member in self.members.values()]
 
     def has_events(self, model: str) -> bool:
         """Is any worker of a base model to publish KV events? An idle one has told none yet."""
@@ -471,4 +469,15 @@ def _poll_settings(settings: FleetSettings) -> PollSettings:
         metrics_timeout=settings.probe_timeout,
         models_interval=settings.model_refresh,
         models_timeout=settings.probe_timeout,
+    )
+
+
+def _target(member: Member) -> TokenizeTarget:
+    """Where it may be asked for something else than an answer, by the gateway itself."""
+    return TokenizeTarget(
+        member.spec.id,
+        member.worker.url,
+        member.spec.api_key,
+        True if member.tls is None else member.tls.context,
+        None if member.tls is None else member.tls.spec.server_name,
     )

@@ -215,6 +215,13 @@ class DiskStore:
                 record = self._log.index.get(key)
             return record is not None and self._forget(record, removed=True)
 
+    def of_tenant(self, tenant: str) -> Sequence[ChunkKey]:
+        """See `TenantStore`."""
+        digest = fmt.tenant_digest(tenant)
+        with self._lock:
+            self._check_open()
+            return [key for key, record in self._log.index.items() if record.tenant == digest]
+
     def pin(self, key: ChunkKey) -> bool:
         """Never evict it, nor those before it in its chain, until as many `unpin`, `remove`, or `close`. False where
         it is not here, where more than half of the capacity would be pinned, or where the file system knows no holes.

@@ -25,7 +25,8 @@ class Waiting(NamedTuple):
     @property
     def n_bytes(self) -> int:
         """What it is counted for."""
-        return HEAD_BYTES + ENTRY_BYTES + len(self.entry.body)
+        texts = sum(map(len, self.entry.openings or ()))
+        return HEAD_BYTES + ENTRY_BYTES + 4 * texts + len(self.entry.body)
 
 
 class EntryWriter:

@@ -20,6 +20,7 @@ from cache.response_entry import Stamp
 from cache.response_epochs import (
     GENERATION_BYTES,
     ITEM_BYTES,
+    NONCE_BYTES,
     EpochTable,
     ForgetRule,
     decode_header,
@@ -28,6 +29,7 @@ from cache.response_epochs import (
     encode_rule,
 )
 from cache.response_key import ModelTag, ScopeTag
+from cache.response_openings import Openings
 from cache.store import StoreError
 
 log = logging.getLogger(__name__)
@@ -82,14 +84,16 @@ class Epochs:
             return None
         return table.stamp()
 
-    def readable(self, scope: ScopeTag, model: ModelTag, stamp: Stamp, stored_at: float) -> bool:
-        """May an answer be read that was stored then, to a request that began at `stamp`?"""
+    def readable(
+        self, scope: ScopeTag, model: ModelTag, stamp: Stamp, stored_at: float, openings: Openings = None
+    ) -> bool:
+        """May an answer be read that was stored then, to a request that began at `stamp` and has such a prompt?"""
         table = self._table
         if table is None or self._clock() - self._known_at > self._trusted_s:
             return False
-        if self._pending and any(rule.covers(scope, model, stored_at) for rule in self._pending):
+        if self._pending and any(rule.covers(scope, model, stored_at, openings) for rule in self._pending):
             return False
-        return table.readable(scope, model, stamp, stored_at)
+        return table.readable(scope, model, stamp, stored_at, openings)
 
     def forget(self, rule: ForgetRule) -> bool:
         """It holds here from now on. True where it is in the log too; else it is tried again, and until then nothing
@@ -188,7 +192,7 @@ class Epochs:
             return
         assert self._table is not None
         for rule in pending:
-            self._log.append(encode_rule(self._table.generation, rule, urandom(16)))
+            self._log.append(encode_rule(self._table.generation, rule, urandom(NONCE_BYTES)))
         # Known from the log before it is taken from the list: it holds all the time.
         self._read()
         with self._changing:

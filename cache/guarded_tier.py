@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, TypeVar
 
-from cache.store import BlockStore, Buffer, ChunkKey, FrameInfo, Keeper, Lender, StoreError, StoreStats
+from cache.store import (
+    BlockStore,
+    Buffer,
+    ChunkKey,
+    FrameInfo,
+    Keeper,
+    Lender,
+    StoreError,
+    StoreStats,
+    TenantStore,
+)
 from policies.tier_rest import TierRest
 
 R = TypeVar("R")
@@ -93,6 +103,17 @@ class GuardedTier:
         """See `Keeper`; other stores are not asked."""
         keeper = self._keeper
         return 0 if keeper is None else self.ask(lambda: keeper.expire(most))
+
+    @property
+    def knows_tenants(self) -> bool:
+        """Can it be asked for the frames of one?"""
+        return isinstance(self._store, TenantStore)
+
+    def of_tenant(self, tenant: str) -> Sequence[ChunkKey] | None:
+        """See `TenantStore`, which the store must be."""
+        store = self._store
+        assert isinstance(store, TenantStore), "asked before"
+        return self.ask(lambda: store.of_tenant(tenant))
 
     @contextmanager
     def frame(self, key: ChunkKey, length: int, scratch: Scratch) -> Iterator[Sequence[Buffer] | None]:

@@ -204,6 +204,11 @@ class MemoryStore:
             self._drop(key, frame)
             return True
 
+    def of_tenant(self, tenant: str) -> Sequence[ChunkKey]:
+        """See `TenantStore`; those that are being written, too."""
+        with self._open():
+            return [key for key, frame in self._frames.items() if frame.tenant == tenant]
+
     def pin(self, key: ChunkKey) -> bool:
         """Never evict it, nor those before it in its chain, until as many `unpin`, or `remove`. False where it is not
         here, or more than half of the capacity would be pinned. Raises StoreError.

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
+from os import urandom
 from typing import Final, NamedTuple
 
 from cache.entry_tier import EntryTier, Tally
@@ -28,13 +29,16 @@ from cache.response_entry import (
     decode_head,
     encode_entry,
 )
-from cache.response_epochs import ForgetRule
+from cache.response_epochs import NONCE_BYTES, ForgetRule
 from cache.response_key import ResponseKey, model_tag, scope_tag, store_key, tag_of
+from cache.response_openings import Openings, prefix_digest
 from cache.small_store import SmallStore
 from cache.store import ChunkKey, StoreError, StoreStats
 from policies.response_freshness import NOTHING_SAID, CacheDirectives, Freshness, FreshnessRules, Verdict, judge
 from policies.types import Tier
 
+_WHOLE: Final = 1 << 40
+"""Bytes, more than any frame has."""
 _PATIENCE: Final = 5.0
 """Seconds for a write that is under way, and for all that wait at the end."""
 
@@ -186,16 +190,19 @@ class ResponseCache:
         *,
         model: str | None = None,
         older_than: float | None = None,
+        prefix: str | None = None,
         dry_run: bool = False,
         seconds: float = 60.0,
     ) -> Forgotten:
         """Make answers unreadable at once, then remove them: those of a tenant's scope or of all, of one model or of
-        all, stored more than `older_than` seconds ago or until now. With `dry_run` they are only counted. For a thread:
-        tiers are walked, which ends after `seconds`. Never raises.
+        all, stored more than `older_than` seconds ago or until now, whose prompts begin with `prefix` (see
+        `response_openings`) or however. With `dry_run` they are only counted. For a thread: tiers are walked, which
+        ends after `seconds`. Raises ValueError for an empty prefix, and nothing else.
         """
         before = inf if older_than is None else self._wall() - older_than
         tag = None if scope is None else scope_tag(scope)
-        rule = ForgetRule(tag, None if model is None else model_tag(model), before)
+        begun = None if prefix is None else prefix_digest(prefix, urandom(NONCE_BYTES))
+        rule = ForgetRule(tag, None if model is None else model_tag(model), before, begun)
         deadline = time.monotonic() + seconds
         noted = dry_run or self._epochs.forget(rule)
         waiting = 0
@@ -216,6 +223,14 @@ class ResponseCache:
         deadline = time.monotonic() + seconds
         walks = [walk for walk in self._walks() if walk.tier is not Tier.REDIS]
         return {walk.tier: walk.purge(rule, dry_run=False, deadline=deadline)[0] for walk in walks}
+
+    def may_keep(self, key: ResponseKey, model: str, stamp: Stamp, now: float, openings: Openings) -> bool:
+        """Will such an answer be kept, as far as it is known `now`? Takes a microsecond."""
+        return self._epochs.readable(tag_of(key), model_tag(model), stamp, now, openings)
+
+    def still_readable(self, key: ResponseKey, entry: ResponseEntry) -> bool:
+        """Has what was found a while ago not been forgotten since? Takes a microsecond."""
+        return self._readable(key, entry)
 
     def discard(self, key: ResponseKey) -> None:
         """Remove one answer from all tiers; for a thread. A write of it that is under way may come after."""
@@ -253,8 +268,8 @@ class ResponseCache:
             tier.close()
 
     def _walks(self) -> list[_Walk]:
-        memory = _Walk(Tier.HOST, self._memory.keys, self._memory.read, self._memory.remove)
-        return [memory, *(_Walk(tier.tier, tier.walk, tier.read, tier.remove) for tier in self._slower)]
+        memory = _Walk(Tier.HOST, self._memory.keys, self._memory.read, self._memory.remove, None)
+        return [memory, *(_Walk(tier.tier, tier.walk, tier.read, tier.remove, self._keys) for tier in self._slower)]
 
     # --- one entry ------------------------------------------------------------------------------------------
 
@@ -277,7 +292,7 @@ class ResponseCache:
         return Found(entry, verdict.freshness, verdict.age, tier), False
 
     def _readable(self, key: ResponseKey, entry: ResponseEntry) -> bool:
-        return self._epochs.readable(tag_of(key), model_tag(entry.model), entry.stamp, entry.stored_at)
+        return self._epochs.readable(tag_of(key), model_tag(entry.model), entry.stamp, entry.stored_at, entry.openings)
 
     def _remember(self, key: ResponseKey, entry: ResponseEntry) -> bool:
         """In memory."""
@@ -318,6 +333,8 @@ class _Walk(NamedTuple):
     keys: Callable[[bytes], Iterator[ChunkKey]]
     read: Callable[[ChunkKey, int], bytes | None]
     remove: Callable[[ChunkKey], bool | None]
+    entry_keys: EntryKeys | None
+    """With which its entries are encrypted."""
 
     def purge(self, rule: ForgetRule, *, dry_run: bool, deadline: float) -> tuple[int, bool]:
         """How many entries the rule is about, and whether all were looked at. They are removed, as are damaged ones."""
@@ -333,7 +350,13 @@ class _Walk(NamedTuple):
         return n, True
 
     def _is_meant(self, key: ChunkKey, rule: ForgetRule) -> bool:
-        if rule.model is None and rule.before == inf:
+        if rule.is_all:
             return True
         head = decode_head(self.read(key, HEAD_BYTES) or b"")
-        return head is None or rule.covers(tag_of(head.key), head.model, head.stored_at)
+        if head is None or rule.prefix is None:
+            return head is None or rule.may_cover(tag_of(head.key), head.model, head.stored_at)
+        if not rule.may_cover(tag_of(head.key), head.model, head.stored_at):
+            return False
+        # With a limit, so that it is no use of the entry; its seal is checked when it is decoded.
+        entry = decode_entry(head.key, self.read(key, _WHOLE) or b"", self.entry_keys)
+        return entry is None or rule.prefix.matches(entry.openings)

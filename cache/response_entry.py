@@ -26,6 +26,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
 from cache.kv_codec import SealUnavailableError
 from cache.response_key import ModelTag, ResponseKey, model_tag
+from cache.response_openings import Openings
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -37,7 +38,7 @@ MASTER_BYTES: Final = 32
 _HEAD: Final = Struct("<4sBBHIQ40s8sd16sQ12s")
 _SUM: Final = Struct("<Q")
 _MAGIC: Final = b"pgRC"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _CHECKSUM: Final = 0
 _AEAD: Final = 1
 _SEAL_BYTES: Final = 16
@@ -73,6 +74,8 @@ class ResponseEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """None where it was not told."""
     headers: tuple[tuple[str, str], ...] = ()
     """Those of the worker's that go with the answer."""
+    openings: Openings = None
+    """How its prompt begins, for who forgets by that."""
 
 
 class Head(NamedTuple):
@@ -94,6 +97,7 @@ class _Facts(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int | None
     completion_tokens: int | None
     headers: tuple[tuple[str, str], ...]
+    openings: tuple[str, ...] | None
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -144,6 +148,7 @@ def encode_entry(key: ResponseKey, entry: ResponseEntry, keys: EntryKeys | None 
             entry.prompt_tokens,
             entry.completion_tokens,
             entry.headers,
+            entry.openings,
         )
     )
     seal, nonce = (_CHECKSUM, _NO_NONCE) if keys is None else (_AEAD, urandom(_NONCE_BYTES))
@@ -194,6 +199,7 @@ def decode_entry(key: ResponseKey, frame: bytes, keys: EntryKeys | None = None) 
         prompt_tokens=facts.prompt_tokens,
         completion_tokens=facts.completion_tokens,
         headers=facts.headers,
+        openings=facts.openings,
     )
 
 

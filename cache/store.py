@@ -136,6 +136,15 @@ class Keeper(Protocol):
 
 
 @runtime_checkable
+class TenantStore(Protocol):
+    """A store that knows whose its frames are."""
+
+    def of_tenant(self, tenant: str) -> Sequence[ChunkKey]:
+        """Keys of the frames that are here and were written with this `FrameInfo.tenant`. Raises StoreError."""
+        ...
+
+
+@runtime_checkable
 class Lender(Protocol):
     """A store whose frames can be read where they lie."""
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from math import inf
+from typing import Final, NamedTuple
 
 from cache.byte_pieces import total_bytes
 from cache.guarded_tier import GuardedTier
@@ -26,6 +27,17 @@ from cache.tier_writer import Frame, TierWriter
 from policies.kv_policy import NO_KV_POLICY
 from policies.types import Tier
 from policies.write_behind import WriteRules
+
+
+class Forgot(NamedTuple):
+    """What was removed of one tenant."""
+
+    found: Mapping[Tier, int]
+    """Frames by tier, one may be in several; with `complete`, all of them are gone."""
+    left: tuple[Tier, ...]
+    """Tiers that cannot tell whose a frame is."""
+    complete: bool
+
 
 _NOTHING_KNOWN: Final = -1
 _PATIENCE: Final = 5.0
@@ -168,6 +180,28 @@ class TieredStore:
         """
         self._check_open()
         return sum(tier.expire(most) or 0 for tier in self._tiers)
+
+    def forget_tenant(self, tenant: str, *, dry_run: bool = False, seconds: float = inf) -> Forgot:
+        """Remove what was written with this `FrameInfo.tenant`, or count it, for so long. Of stores that cannot tell
+        whose a frame is, what no other store has stays: see `Forgot.left`. Raises StoreError where this one is closed.
+        """
+        self._check_open()
+        deadline = time.monotonic() + seconds
+        found: dict[Tier, int] = {}
+        keys: dict[ChunkKey, None] = {}
+        left = tuple(tier.tier for tier in self._tiers if not tier.knows_tenants)
+        complete = True
+        for tier in self._tiers:
+            if tier.knows_tenants:
+                here = tier.of_tenant(tenant)
+                complete = complete and here is not None
+                found[tier.tier] = len(here or ())
+                keys.update(dict.fromkeys(here or ()))
+        for key in () if dry_run else keys:
+            if time.monotonic() > deadline:
+                return Forgot(found, left, complete=False)
+            self.remove(key)
+        return Forgot(found, left, complete)
 
     def lost(self, tier: Tier, key: ChunkKey) -> None:
         """The store of that tier has evicted it. For the stores' `evicted` callbacks; from any thread."""

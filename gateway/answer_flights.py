@@ -50,6 +50,10 @@ class AnswerFlights:
         if cached.leads:
             self._leaders[cached.key] = cached
 
+    def leader(self, key: ResponseKey) -> CachedCall | None:
+        """Who makes the call at the moment."""
+        return self._leaders.get(key)
+
     # -- streams
 
     def follow(self, exchange: Exchange, cached: CachedCall) -> None:

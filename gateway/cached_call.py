@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cache.response_entry import Stamp
 from cache.response_key import ResponseKey
+from cache.response_openings import Openings
 from gateway.routes import Kind
 from policies.response_freshness import CacheDirectives, FreshnessRules
 
@@ -57,6 +58,8 @@ class CachedCall:
     """Does a client that wants a stream want the usage in it?"""
     unambiguous: bool | None = None
     """Does its key stand for this request alone? None where nobody has looked."""
+    openings: Openings = None
+    """How its prompt begins."""
     leads: bool = False
     waits: bool = False
     """For another's answer, or to be looked up."""

@@ -31,6 +31,7 @@ from gateway.admission import AdmissionGate
 from gateway.cache_drift import CacheDrift
 from gateway.config import Config, Model
 from gateway.discover import follow_discovery
+from gateway.forgetting import Forgetting, KeepsAnswers
 from gateway.forwarding import Forwarding
 from gateway.http_server import HttpServer
 from gateway.jwks import follow_jwks
@@ -55,7 +56,7 @@ from gateway.telemetry.span_export import SpanExport
 from gateway.telemetry.tenant_metrics import TenantMetrics
 from gateway.telemetry.trace_context import trace_of
 from gateway.tenancy import Tenant
-from gateway.tenant_assembly import tenancy_of
+from gateway.tenant_assembly import state_folder, tenancy_of
 from gateway.tls import ServerTls
 from gateway.token_memory import TokenMemory
 from gateway.watchdog import Watchdog
@@ -125,6 +126,7 @@ class Program:
         self._take_up_admission(config)
         self.responses = response_assembly.open_responses(config)
         self._take_up_responses(config)
+        self.forgetting = self._make_forgetting()
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
         self.tenant_metrics = TenantMetrics(self._tenants)
@@ -190,6 +192,7 @@ class Program:
         await _within(_END_SECONDS, self.remote.close(), "tokenizing by workers")
         await _within(3 * _END_SECONDS, self.fleet.close(), "the workers' connections")
         await _within(_END_SECONDS, self.admin.close(), "the control plane")
+        self.forgetting.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     # -- another configuration
@@ -346,6 +349,21 @@ class Program:
                 attempt=pipeline.attempt,
             )
 
+    def _make_forgetting(self) -> Forgetting:
+        fleet = self.fleet
+        return Forgetting(
+            keepers=self._keepers,
+            tenancy=lambda: self.pipeline.tenancy,
+            targets=lambda: [(target, fleet.members[target.worker].takes_salt) for target in fleet.all_targets()],
+            folder=lambda: state_folder(self.config),
+            audit_file=lambda: self.config.log.audit_file,
+            served_name=lambda name: self.config.routing.aliases.get(name, name),
+        )
+
+    def _keepers(self) -> Mapping[str, KeepsAnswers]:
+        """All that keep answers, for whoever has them forget: by what that is called."""
+        return {} if self.responses is None else {"responses": self.responses.cache}
+
     def _tenants(self) -> Mapping[str, Tenant]:
         tenancy = self.pipeline.tenancy
         return {} if tenancy is None else tenancy.tenants
@@ -442,6 +460,7 @@ class Program:
         if watch and now >= self._certificates_due:
             self._certificates_due = now + watch
             self.reload_certificates()
+            self.forgetting.take_up()
 
     def reload_certificates(self) -> None:
         """Take up changed certificates."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from backends.tls import TlsError
 from backends.worker_status import WorkerStatus
 from cache.tokenizer import TokenizerError
-from gateway.admin.control import UnknownWorkerError, WorkerConflictError
+from gateway.admin.control import ForgetOrder, UnknownWorkerError, WorkerConflictError
 from gateway.assembly import worker_spec
 from gateway.config import Config, ConfigError, Problem, Worker
 from gateway.reload import StoppingError
@@ -79,6 +79,10 @@ class ProgramControl:
         self._known(worker)
         log.info("worker %s leaves (%s)", worker, OPERATOR)
         await asyncio.wait([self._program.fleet.remove(worker, grace)])  # goes on if nobody waits for it any more
+
+    async def forget(self, order: ForgetOrder, peer: str) -> dict[str, object]:
+        """See `FleetControl`."""
+        return await self._program.forgetting.forget(order, peer)
 
     def config(self) -> Config:
         """See `FleetControl`."""

@@ -23,6 +23,7 @@ from cache.response_entry import ResponseEntry, Stamp
 from cache.response_key import ResponseKey, is_unambiguous, response_key
 from gateway import answers
 from gateway.answer_flights import AnswerFlights
+from gateway.answer_openings import openings_in
 from gateway.answer_replay import replay_body, replay_stream
 from gateway.api_error import ApiError
 from gateway.background_client import BackgroundClient
@@ -179,7 +180,7 @@ class ResponseCaching:
     def fall_back(self, exchange: Exchange, cached: CachedCall) -> bool:
         """No worker gave an answer: is there one that is better than none?"""
         found, cached.fallback = cached.fallback, None
-        if found is None:
+        if found is None or not self.cache.still_readable(cached.key, found.entry):
             return False
         exchange.own_fields = exchange.own_fields.replace(told(Result.MISS), b"")
         return self._replay(exchange, cached, found.entry, Result.STALE, found.age)
@@ -238,7 +239,9 @@ class ResponseCaching:
 
     def _found(self, exchange: Exchange, cached: CachedCall, found: Found | None) -> None:
         """What the slower stores have; None where there is nothing, or it took too long."""
-        served = found is not None and self._serve(exchange, cached, found)
+        # It may have been forgotten while the thread came back.
+        known = found is not None and self.cache.still_readable(cached.key, found.entry)
+        served = found is not None and known and self._serve(exchange, cached, found)
         if not served and not self._miss(exchange, cached):
             self._proceed(exchange)
 
@@ -255,7 +258,7 @@ class ResponseCaching:
         if cached.asked.only_if_cached:
             raise _not_cached()
         together = self.settings.coalesce and cached.asked.reads and cached.fallback is None
-        if together and self.flights.waits(exchange, cached):
+        if together and not self._leader_is_late(cached) and self.flights.waits(exchange, cached):
             wait = self.settings.coalesce_wait
             self._park(exchange, cached, wait, lambda: self._alone(exchange, cached))
             self.flights.follow(exchange, cached)
@@ -264,12 +267,21 @@ class ResponseCaching:
         tell(exchange, Result.MISS)
         return False
 
+    def _leader_is_late(self, cached: CachedCall) -> bool:
+        """Would it wait for an answer that was asked for before such answers were forgotten?"""
+        leader = self.flights.leader(cached.key)
+        if leader is None or leader.stamp is None or cached.stamp in {None, leader.stamp}:
+            return False
+        model = leader.call.model or ""
+        return not self.cache.may_keep(leader.key, model, leader.stamp, self._wall(), leader.openings)
+
     def _listen(self, exchange: Exchange, cached: CachedCall) -> None:
         if cached.unambiguous is None:
             cached.unambiguous = is_unambiguous(exchange.body)
         if not cached.unambiguous:
             cached.stamp = None
             self.refusals[Refusal.AMBIGUOUS.value] += 1
+        cached.openings = openings_in(cached.call.fields)  # they are gone when the answer comes
         exchange.caching = cached
         cached.again()
 
@@ -369,6 +381,7 @@ class ResponseCaching:
             stamp=stamp or _NO_STAMP,
             prompt_tokens=usage.prompt,
             completion_tokens=usage.completion,
+            openings=cached.openings,
         )
         if refusal is None and stamp is not None:
             self.cache.keep(cached.key, entry)

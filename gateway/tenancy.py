@@ -11,6 +11,7 @@ from cache.tenant_salt import group_salt, tenant_account, tenant_salt
 from gateway.api_error import ApiError
 from gateway.api_keys import KeyDigest, KeyRing, presented_key
 from gateway.jwt_tenants import JwtVerifier
+from gateway.kv_epochs import KvEpochs
 from gateway.rate_fields import retry_fields
 from policies.kv_policy import KV_POLICY_FIELD, NO_KV_POLICY, KvPolicy
 from policies.rate_limit import Limited, RateLimiter, Refusal
@@ -37,6 +38,8 @@ class TenantRules:
     """Paths, `*` at the end for all that begin so; None: all."""
     group: str | None = None
     """With whom it shares what is cached."""
+    kv_epoch: int = 0
+    """How often its KV was forgotten, as far as the configuration knows."""
 
 
 class Ticket:
@@ -101,11 +104,11 @@ class Tenant:
         """Before the names of what belongs to it alone: no header and no name has that byte."""
         self.answers_scope = tenant_salt(salt_key, self.name).encode()
         """Whose answers it may meet: its own, whatever group its prompts are in."""
+        self.kv_epoch = self._group_epoch = 0
         self._salt_key = salt_key
-        self._salt = tenant_salt(salt_key, self.name) if rules.group is None else group_salt(salt_key, rules.group)
-        self.salt_field = b'"cache_salt":"%b",' % self._salt.encode()
-        """At the beginning of a JSON object that has other fields."""
-        account = tenant_account(salt_key, self.name)
+        self._take_salt()
+        account = self.account = tenant_account(salt_key, self.name)
+        """Under what workers count its KV."""
         self._kv_line = _kv_line(rules.policy.cache.kv, account)
         self._kv_lines = {model: _kv_line(policy.cache.kv, account) for model, policy in rules.by_model.items()}
         self.limiter: RateLimiter = _configured(None if before is None else before.limiter, rules.rates, now)
@@ -141,7 +144,25 @@ class Tenant:
 
     def salt(self, own: str) -> str:
         """The salt of a request that brings one of its `own`, or none (an empty one)."""
-        return tenant_salt(self._salt_key, self.name, own) if own else self._salt
+        return tenant_salt(self._salt_key, self.name, own, self.kv_epoch) if own else self._salt
+
+    @property
+    def shared_salts(self) -> tuple[str, ...]:
+        """Of its requests that bring no salt of their own, be they in the group's cache or in its own."""
+        own = tenant_salt(self._salt_key, self.name, epoch=self.kv_epoch)
+        return tuple(dict.fromkeys((self._salt, own)))
+
+    def turn(self, kv_epoch: int, group_epoch: int) -> None:
+        """From now on its requests have the salts of these epochs, its own and its group's."""
+        self.kv_epoch, self._group_epoch = kv_epoch, group_epoch
+        self._take_salt()
+
+    def _take_salt(self) -> None:
+        key, group = self._salt_key, self.rules.group
+        own = tenant_salt(key, self.name, epoch=self.kv_epoch)
+        self._salt = own if group is None else group_salt(key, group, self._group_epoch)
+        self.salt_field = b'"cache_salt":"%b",' % self._salt.encode()
+        """At the beginning of a JSON object that has other fields."""
 
     # -- how much of it
 
@@ -164,10 +185,15 @@ class Tenancy:
         now: float,
         before: Tenancy | None = None,
         issuer: JwtVerifier | None = None,
+        kv_epochs: KvEpochs = KvEpochs(),  # noqa: B008 - it is frozen
     ) -> None:
-        """`keys` are names of tenants by their keys' digests; a name that is none of a tenant is passed over."""
+        """`keys` are names of tenants by their keys' digests; a name that is none of a tenant is passed over.
+        `kv_epochs` as they are kept; those in force are no smaller than they were `before`.
+        """
         known: Mapping[str, Tenant] = {} if before is None else before.tenants
         self.tenants = {each.policy.name: Tenant(each, salt_key, now, known.get(each.policy.name)) for each in rules}
+        self._kv_epochs = kv_epochs if before is None else kv_epochs.merged(before.kv_epochs)
+        self.take_epochs(KvEpochs())
         self.limiters: Limiters = {
             limiter_id(name, model): limiter
             for name, tenant in self.tenants.items()
@@ -179,6 +205,38 @@ class Tenancy:
         self._recognised: dict[int, tuple[RequestHead, Tenant]] = {}
         """By the identity of a head, which lives as long as it is in here."""
         self.keys = KeyRing({digest: self.tenants[name] for digest, name in keys.items() if name in self.tenants})
+
+    @property
+    def kv_epochs(self) -> KvEpochs:
+        """Those in force."""
+        return self._kv_epochs
+
+    def take_epochs(self, told: KvEpochs) -> None:
+        """Take up what was counted elsewhere: the larger counts hold, those of the configuration too."""
+        rules = [tenant.rules for tenant in self.tenants.values()]
+        groups: dict[str, int] = {}
+        for each in rules:
+            if each.group is not None:
+                groups[each.group] = max(each.kv_epoch, groups.get(each.group, 0))
+        configured = KvEpochs({each.policy.name: each.kv_epoch for each in rules}, groups)
+        epochs = self._kv_epochs = self._kv_epochs.merged(told).merged(configured)
+        for tenant in self.tenants.values():
+            group = tenant.rules.group
+            own, shared = epochs.tenants.get(tenant.name, 0), 0 if group is None else epochs.groups.get(group, 0)
+            tenant.turn(own, shared)
+
+    def forget_kv(self, name: str, at_least: int = 0) -> KvEpochs:
+        """Turn a tenant to its next epoch: nothing that its requests, and those of its group, have left in any cache
+        of KV can be found from now on. Returns the counts, of it and its group, which are to be kept.
+        """
+        tenant = self.tenants[name]
+        group, known = tenant.rules.group, self._kv_epochs
+        # One count for both, so that one number tells another gateway of both.
+        shared = 0 if group is None else known.groups.get(group, 0)
+        epoch = max(tenant.kv_epoch + 1, shared + 1, at_least)
+        counted = KvEpochs({name: epoch}, {} if group is None else {group: epoch})
+        self.take_epochs(counted)
+        return counted
 
     def authenticate(self, head: RequestHead, *, anthropic: bool) -> Tenant:
         """The tenant whose key, or token, a client shows.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from gateway.api_keys import KeyDigest, key_id, read_digest
 from gateway.config import Config, ConfigError, JwtIssuer, Problem, Tenant, TenantModel
@@ -12,6 +13,7 @@ from gateway.config.response_cache import TenantResponses
 from gateway.config.tenants import Slo, TenantCaps, TenantKv, TenantRates
 from gateway.jwt_tenants import JwtVerifier
 from gateway.keys_file import read_keys
+from gateway.kv_epochs import read_epochs
 from gateway.salt_key import default_folder, kept_salt_key
 from gateway.tenancy import Tenancy, TenantRules
 from policies.kv_policy import NO_KV_POLICY, KvPolicy
@@ -35,9 +37,18 @@ def tenancy_of(
     if settings.salt_key is not None:
         salt_key = settings.salt_key.get_secret_value().encode()
     else:
-        salt_key = kept_salt_key(settings.state_dir or default_folder(environment))
+        salt_key = kept_salt_key(state_folder(config, environment))
     issuer = _issuer(settings.jwt, None if before is None else before.issuer)
-    return Tenancy(map(rules_of, settings.members), keys, salt_key=salt_key, now=now, before=before, issuer=issuer)
+    epochs = read_epochs(state_folder(config, environment))
+    return Tenancy(
+        map(rules_of, settings.members), keys,
+        salt_key=salt_key, now=now, before=before, issuer=issuer, kv_epochs=epochs,
+    )  # fmt: skip
+
+
+def state_folder(config: Config, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where a gateway with tenants keeps what must outlive it."""
+    return config.tenants.state_dir or default_folder(environment)
 
 
 def _issuer(settings: JwtIssuer | None, before: JwtVerifier | None) -> JwtVerifier | None:
@@ -100,6 +111,7 @@ def rules_of(tenant: Tenant) -> TenantRules:
         models=None if tenant.models is None else frozenset(tenant.models),
         paths=None if tenant.paths is None else tuple(path.encode() for path in tenant.paths),
         group=tenant.cache.group,
+        kv_epoch=tenant.kv_epoch,
     )
 
 

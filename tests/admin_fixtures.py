@@ -13,6 +13,7 @@ from yarl import URL
 
 from backends.worker_status import Standing, WorkerStatus
 from gateway.admin import AdminServer, RecentRequests, UnknownWorkerError, WorkerConflictError
+from gateway.admin.control import ForgetOrder, UnknownTenantError
 from gateway.cache_drift import CacheDrift
 from gateway.config import Config, Worker, parse_config
 from gateway.telemetry.exposition import make_registry
@@ -32,6 +33,7 @@ class SmallFleet:
     workers: dict[WorkerId, WorkerStatus] = field(default_factory=lambda: {WorkerId("w1"): status("w1")})
     added: list[Worker] = field(default_factory=list)
     graces: list[float] = field(default_factory=list)
+    forgotten: list[tuple[ForgetOrder, str]] = field(default_factory=list)
     draining: bool = False
     reloaded: list[str | Exception] = field(default_factory=list)
 
@@ -61,6 +63,12 @@ class SmallFleet:
         self.graces.append(grace)
         await asyncio.sleep(0)
         del self.workers[worker]
+
+    async def forget(self, order: ForgetOrder, peer: str) -> dict[str, object]:
+        if order.tenant != "acme":
+            raise UnknownTenantError(order.tenant)
+        self.forgotten.append((order, peer))
+        return {"tenant": order.tenant}
 
     def config(self) -> Config:
         return self.settings

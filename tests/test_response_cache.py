@@ -367,14 +367,19 @@ STEPS = st.lists(
         st.sampled_from([None, A, B]),
         st.sampled_from([None, "llama", "qwen"]),
         st.sampled_from([None, 20.0, 50.0]),
+        st.sampled_from([None, None, "Hel", "Help me"]),
     ),
     max_size=40,
 )
+OPENINGS: list[tuple[str, ...] | None] = [("Hello",), ("Be kind.", "Help me"), (), None]
+"""Of the prompts of a history, by their numbers."""
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
-def test_any_history_agrees_with_a_dict(steps: list[tuple[str, int, bytes | None, str | None, float | None]]) -> None:
+def test_any_history_agrees_with_a_dict(
+    steps: list[tuple[str, int, bytes | None, str | None, float | None, str | None]],
+) -> None:
     now = 1e9
     epochs, tally = Epochs(MemoryEpochLog()), Tally()
     tier = EntryTier(Disk(1 << 22), time.monotonic, tally.add)
@@ -382,29 +387,34 @@ def test_any_history_agrees_with_a_dict(steps: list[tuple[str, int, bytes | None
     begun = {number: (cache.begin(), 0) for number in range(4)}
     kept: dict[tuple[int, bytes, str], tuple[int, float]] = {}
     """What of each key was stored last: how much had been forgotten when it was begun, and when it was stored."""
-    forgotten: list[tuple[bytes | None, str | None, float | None]] = []
+    forgotten: list[tuple[bytes | None, str | None, float | None, str | None]] = []
 
-    def is_forgotten(scope: bytes, model: str, begun: int, stored_at: float) -> bool:
-        for at, (its, of, before) in enumerate(forgotten):
+    def is_forgotten(place: tuple[int, bytes, str], begun: int, stored_at: float) -> bool:
+        number, scope, model = place
+        texts = OPENINGS[number]
+        for at, (its, of, before, prefix) in enumerate(forgotten):
             about = its in {None, scope} and of in {None, model}
+            about = about and (prefix is None or texts is None or any(text.startswith(prefix) for text in texts))
             if about and (at >= begun if before is None else stored_at < before):
                 return True
         return False
 
-    for name, number, scope, model, seconds in steps:
+    for name, number, scope, model, seconds, prefix in steps:
         place = (number, scope or A, model or "llama")
         if name == "begin":
             begun[number] = (cache.begin(), len(forgotten))
         elif name == "keep":
             stamp, since = begun[number]
-            taken = cache.keep(key_of(*place), answer(stamp, place[2], stored_at=now))
-            assert taken is not is_forgotten(place[1], place[2], since, now)
+            taken = cache.keep(key_of(*place), answer(stamp, place[2], stored_at=now, openings=OPENINGS[number]))
+            assert taken is not is_forgotten(place, since, now)
             if taken:
                 kept[place] = (since, now)
             assert cache.flush(PATIENT)
         elif name == "forget":
-            cache.forget(scope, model=model, older_than=seconds)
-            forgotten.append((scope, model, None if seconds is None else now - seconds))
+            cache.forget(scope, model=model, older_than=seconds, prefix=prefix)
+            forgotten.append((scope, model, None if seconds is None else now - seconds, prefix))
+            lies = {key for walk in cache._walks() for key in walk.keys(b"")}
+            assert lies <= {store_key(key_of(*one)) for one, when in kept.items() if not is_forgotten(one, *when)}
         elif name == "later":
             now += 15.0
         elif name == "sweep":
@@ -412,7 +422,7 @@ def test_any_history_agrees_with_a_dict(steps: list[tuple[str, int, bytes | None
         for near in (True, False):
             hit = (cache.lookup if near else cache.lookup_slower)(key_of(*place), RULES)
             since, stored_at = kept.get(place, (0, -1e9))
-            gone = now - stored_at > RULES.useful or is_forgotten(place[1], place[2], since, stored_at)
+            gone = now - stored_at > RULES.useful or is_forgotten(place, since, stored_at)
             assert (hit is None) is gone
             assert hit is None or (hit.entry.stored_at, hit.age) == (stored_at, now - stored_at)
     cache.close()

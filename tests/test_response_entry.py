@@ -35,6 +35,7 @@ ENTRY = ResponseEntry(
     completion_tokens=None,
     stamp=Stamp(b"generation 16 b.", 7),
     headers=(("x-request-id", "17"), ("server", "vllm")),
+    openings=("You are kind.", "Grüß mich \U0001f642"),
 )
 KEYS = EntryKeys(b"k" * 32)
 SEALS = pytest.mark.parametrize("keys", [None, KEYS], ids=["checksum", "encrypted"])
@@ -158,10 +159,10 @@ def test_a_key_of_another_length_is_refused() -> None:
 
 
 def test_bytes_of_this_version() -> None:
-    frame = encode_entry(KEY, replace(ENTRY, body=b"x", headers=(), content_type="t"))
-    assert frame[:8] == b"pgRC\x01\0\0\0"
+    frame = encode_entry(KEY, replace(ENTRY, body=b"x", headers=(), content_type="t", openings=()))
+    assert frame[:8] == b"pgRC\x02\0\0\0"
     assert frame[:HEAD_BYTES].hex(" ", 8) == (
-        "7067524301000000 1100000001000000 00000000aad33df7 4cb63ee574f8e481 c62db5e20211b851 "
+        "7067524302000000 1200000001000000 00000000aad33df7 4cb63ee574f8e481 c62db5e20211b851 "
         "5f060405021fef12 89d44f464a5d4f09 a8d02479cd0509ad 5665431400001040 fc54d94167656e65 "
-        "726174696f6e2031 3620622e07000000 0000000000000000 0000000000000000 103bd4621682fca4"
+        "726174696f6e2031 3620622e07000000 0000000000000000 0000000000000000 8360ee3d589fa240"
     )

@@ -18,6 +18,7 @@ from cache.response_entry import Stamp
 from cache.response_epochs import (
     ITEM_BYTES,
     MOST_ITEMS,
+    MOST_PREFIXES,
     EpochTable,
     ForgetRule,
     decode_header,
@@ -26,6 +27,7 @@ from cache.response_epochs import (
     encode_rule,
 )
 from cache.response_key import ModelTag, ScopeTag, model_tag, scope_tag
+from cache.response_openings import prefix_digest
 from cache.store import StoreError
 from tests.gateway_fixtures import eventually
 
@@ -48,6 +50,7 @@ RULES = st.builds(
     st.sampled_from([None, *SCOPES]),
     st.sampled_from([None, *MODELS]),
     st.sampled_from([inf, 10.0, 20.0]),
+    st.sampled_from([None, prefix_digest("He", bytes(16)), prefix_digest("Hello", b"s" * 16)]),
 )
 
 
@@ -60,10 +63,11 @@ def test_an_answer_is_readable_if_no_later_record_is_about_it(rules: list[Forget
     table.apply(rules[begun:])
     for scope, model in itertools.product(SCOPES, MODELS):
         later = [rule for rule in rules[begun:] if rule.before == inf]
-        # What was stored before a time is forgotten whenever it was begun.
-        aged = [rule for rule in rules if rule.before < inf]
-        forgotten = any(rule.covers(scope, model, when) for rule in [*later, *aged])
-        assert table.readable(scope, model, stamp, when) is not forgotten
+        # What was stored before a time is forgotten whenever it was begun; by prefix only if it was begun before.
+        aged = [rule for at, rule in enumerate(rules) if rule.before < inf and (rule.prefix is None or at >= begun)]
+        for openings in (None, (), ("Hello there",), ("Hi", "Hel")):
+            forgotten = any(rule.covers(scope, model, when, openings) for rule in [*later, *aged])
+            assert table.readable(scope, model, stamp, when, openings) is not forgotten
     assert not table.readable(SCOPES[0], MODELS[0], Stamp(b"another", stamp.position), when)
 
 
@@ -71,6 +75,9 @@ def test_an_answer_is_readable_if_no_later_record_is_about_it(rules: list[Forget
 def test_items(rule: ForgetRule, nonce: bytes) -> None:
     item = encode_rule(GENERATION, rule, nonce)
     assert len(item) == ITEM_BYTES
+    if rule.prefix is not None:
+        assert rule.prefix.salt in item
+        assert b"Hello" not in item
     assert decode_rule(GENERATION, item) == rule
     assert decode_rule(b"another sixteen.", item) is None
     assert decode_header(item) is None
@@ -89,6 +96,20 @@ def test_headers() -> None:
     assert second is not None, "of one who began at the same time"
     assert not any(second.covers(scope, model, when) for scope in SCOPES for model in MODELS for when in (0.0, 1e12))
     assert decode_rule(GENERATION, encode_rule(GENERATION, ForgetRule(None, None, nan), bytes(16))) is None
+
+
+def test_too_many_prefixes_forget_all_of_their_scope() -> None:
+    table = EpochTable(GENERATION)
+    begun = table.stamp()
+    rules = [ForgetRule(SCOPES[0], None, inf, prefix_digest(f"{number} ", bytes(16))) for number in range(100)]
+    table.apply(rules[:MOST_PREFIXES])
+    assert not table.readable(SCOPES[0], MODELS[0], begun, 1.0, ("31 bottles",))
+    assert table.readable(SCOPES[0], MODELS[0], begun, 1.0, ("99 bottles",))
+    table.apply(rules[MOST_PREFIXES:])
+    assert not table.readable(SCOPES[0], MODELS[0], begun, 1.0, ("no bottles",))
+    assert table.readable(SCOPES[1], MODELS[0], begun, 1.0, ("99 bottles",))
+    assert table.readable(SCOPES[0], MODELS[0], table.stamp(), 1.0, ("99 bottles",))
+    assert len(table._prefixed.get((SCOPES[0], None), ())) <= MOST_PREFIXES
 
 
 # --- logs -----------------------------------------------------------------------------------------------------------

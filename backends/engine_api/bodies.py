@@ -38,6 +38,14 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
+class ForgetKvRequest(msgspec.Struct, kw_only=True):
+    """`/v1/kv/forget`, which workers of this project have."""
+
+    salts: list[str]
+    owners: list[str] = []
+    dry_run: bool = False
+
+
 _Request = TypeVar("_Request")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from backends.worker.messages import (
     Clear,
     EngineStats,
     Failed,
+    ForgetKv,
+    KvForgotten,
     Ready,
     Refused,
     StepDone,
@@ -32,6 +35,9 @@ log = logging.getLogger(__name__)
 
 _LAST_WORDS = 0.25
 """Seconds for messages that an engine sent before it ended."""
+
+
+_MOST_FORGETTING = 64
 
 
 class EngineError(Exception):
@@ -72,6 +78,7 @@ class EngineClient:
         self._most_open = most_open
         self._on_step = on_step
         self._receivers: dict[str, Receiver] = {}
+        self._forgetting: dict[str, asyncio.Future[KvForgotten]] = {}
         self._channel: ServerEnd | None = None
         self._child: EngineChild | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -150,6 +157,30 @@ class EngineClient:
             raise EngineUnavailableError(self.problem)
         self._channel.send(Clear())
 
+    async def forget_kv(
+        self, salts: Sequence[str], *, owners: Sequence[str] = (), dry_run: bool, within: float
+    ) -> KvForgotten:
+        """Have stores forget what they keep under these salts, or count it. Raises EngineUnavailableError, where it
+        takes longer than `within` seconds too.
+        """
+        if self.problem is not None or self._channel is None:
+            raise EngineUnavailableError(self.problem)
+        if len(self._forgetting) >= _MOST_FORGETTING:
+            raise EngineUnavailableError(f"{_MOST_FORGETTING} tenants are being forgotten already")
+        asked = ForgetKv(
+            id=uuid.uuid4().hex, salts=tuple(salts), owners=tuple(owners), dry_run=dry_run, within=0.9 * within
+        )
+        answer: asyncio.Future[KvForgotten] = asyncio.get_running_loop().create_future()
+        self._forgetting[asked.id] = answer
+        try:
+            self._channel.send(asked)
+            async with asyncio.timeout(within):
+                return await answer
+        except TimeoutError:
+            raise EngineUnavailableError("the stores take too long") from None
+        finally:
+            del self._forgetting[asked.id]
+
     async def close(self, within: float) -> None:
         """Stop the engine, after `within` seconds with force, and close the channel. Calls no receiver."""
         self._ended = self._ended or "the worker is stopping"
@@ -195,6 +226,10 @@ class EngineClient:
                 self._hand_on(out.id, out, last=out.finish_reason is not None)
         elif isinstance(message, Refused):
             self._hand_on(message.id, message, last=True)
+        elif isinstance(message, KvForgotten):
+            answer = self._forgetting.get(message.id)
+            if answer is not None and not answer.done():
+                answer.set_result(message)
         elif isinstance(message, Failed):
             self._fail(f"the engine failed: {message.reason}")
         elif self._ready is not None and not self._ready.done():
@@ -248,6 +283,9 @@ class EngineClient:
 
     def _tell_all(self, reason: str) -> list[str]:
         """Every open sequence hears of it and is forgotten; their ids."""
+        for answer in self._forgetting.values():
+            if not answer.done():
+                answer.set_exception(EngineUnavailableError(reason))
         told, self._receivers = self._receivers, {}
         for receiver in told.values():
             with contextlib.suppress(Exception):

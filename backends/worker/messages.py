@@ -81,6 +81,20 @@ class Clear(msgspec.Struct, frozen=True, tag="clear"):
     """Forget the prefix cache. Blocks in use stay in use, and are found no more."""
 
 
+class ForgetKv(msgspec.Struct, frozen=True, kw_only=True, tag="forget_kv"):
+    """Remove what stores have under these salts, or count it, and keep nothing under them any more. Answered by a
+    `KvForgotten`.
+    """
+
+    id: str
+    salts: tuple[str, ...]
+    owners: tuple[str, ...] = ()
+    """Whose KV goes too, under whatever salts, where requests have told whose it is."""
+    dry_run: bool = False
+    within: float = 30.0
+    """Seconds."""
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log probabilities (natural) of one output token, before temperature and filters, after penalties and bias."""
 
@@ -183,5 +197,16 @@ class StepDone(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     stats: EngineStats = EngineStats()
 
 
-ToEngine = Submit | Cancel | Clear
-ToServer = Ready | Failed | Refused | StepDone
+class KvForgotten(msgspec.Struct, frozen=True, kw_only=True, tag="kv_forgotten"):
+    """What became of a `ForgetKv`."""
+
+    id: str
+    found: dict[str, int]
+    """Frames by tier."""
+    left: tuple[str, ...] = ()
+    """Tiers that cannot tell whose a frame is: what is there is not found any more, and goes in its time."""
+    complete: bool = True
+
+
+ToEngine = Submit | Cancel | Clear | ForgetKv
+ToServer = Ready | Failed | Refused | StepDone | KvForgotten

@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from gateway.admin.control import UnknownWorkerError, WorkerConflictError
+from gateway.admin.control import UnknownTenantError, UnknownWorkerError, WorkerConflictError
 from gateway.api_error import ApiError
 from gateway.config import ConfigError
 from gateway.dialects.openai import OPENAI
@@ -55,6 +55,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return refusal(error)
     except UnknownWorkerError as error:
         return refusal(ApiError(404, f"There is no worker {error.args[0]!r}.", param="id", code="unknown_worker"))
+    except UnknownTenantError as error:
+        return refusal(ApiError(404, f"There is no tenant {error.args[0]!r}.", param="id", code="unknown_tenant"))
     except WorkerConflictError as error:
         return refusal(ApiError(409, str(error), code="worker_conflict"))
     except ConfigError as error:

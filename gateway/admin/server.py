@@ -18,6 +18,7 @@ from gateway.admin.control import FleetControl
 from gateway.admin.masked import masked
 from gateway.admin.recent import RecentRequests
 from gateway.admin.request_routes import RequestRoutes
+from gateway.admin.tenant_routes import TenantRoutes
 from gateway.admin.worker_routes import WorkerRoutes
 from gateway.telemetry.exposition import render
 
@@ -99,6 +100,7 @@ class AdminServer:
         router.add_get("/admin/config", self._config)
         router.add_post("/admin/reload", self._reload)
         WorkerRoutes(self._control).add_to(router)
+        TenantRoutes(self._control).add_to(router)
         RequestRoutes(self._recent, loop.time).add_to(router)
         return application
 

@@ -136,6 +136,9 @@ class Tenant(Strict):
     """The most that one request may ask for."""
     cache: TenantCache = TenantCache()
     """What is kept for it, and who else may meet that."""
+    kv_epoch: int = Field(default=0, ge=0, le=2**31)
+    """How often its KV was forgotten. A gateway counts by itself, in `state_dir`; of both counts the larger holds, so
+    that this tells the gateways that were not asked to forget. Never make it smaller."""
     per_model: Annotated[tuple[TenantModel, ...], Field(strict=False)] = ()
     """What differs for single models."""
 
@@ -197,7 +200,7 @@ class Tenants(Strict):
     """Secret from which the tenants' cache salts are made, 32 characters or more; the same for all gateways of a
     fleet. Write it as `${NAME}`. Without one a key is made once and kept in `state_dir`."""
     state_dir: NewPath | None = None
-    """Folder for that key, made where it is needed; by default `$STATE_DIRECTORY`, or `prefixgate` in
-    `$XDG_STATE_HOME`, or `~/.local/state/prefixgate`."""
+    """Folder for that key, and for the count of how often a tenant's KV was forgotten; made where it is needed. By
+    default `$STATE_DIRECTORY`, or `prefixgate` in `$XDG_STATE_HOME`, or `~/.local/state/prefixgate`."""
     shared_limits: SharedLimits | None = None
     """Rates that all gateways of a fleet hold together. By default each counts for itself."""

@@ -12,7 +12,7 @@ import msgspec
 
 from backends.worker.engine.scheduler import RequestRefusedError, Scheduled, Scheduler, StepPlan
 from backends.worker.kv.kv_tiers import KvTiers
-from backends.worker.messages import EngineStats, Refused, StepDone, Submit
+from backends.worker.messages import EngineStats, ForgetKv, KvForgotten, Refused, StepDone, Submit
 from backends.worker.model.runner import Chunk, ModelRunner
 from backends.worker.model.sampler import BadLogitsError, Sampler, SamplerRow
 from cache.block_hash import TOKEN_BYTES
@@ -35,6 +35,7 @@ class Engine:
         self.runner = runner
         self._sampler = sampler
         self._eos = tuple(scheduler.config.eos_token_ids)
+        self._forgotten: list[KvForgotten] = []
 
     @property
     def has_work(self) -> bool:
@@ -74,6 +75,23 @@ class Engine:
         self.scheduler.clear_cache()
         if self.tiers is not None:
             self.tiers.forget()
+
+    def forget_kv(self, asked: ForgetKv) -> None:
+        """Have stores forget; `take_forgotten` tells when they have."""
+        if self.tiers is None:
+            self._forgotten.append(KvForgotten(id=asked.id, found={}))
+        else:
+            self.tiers.forget_salts(asked)
+
+    @property
+    def forgets(self) -> bool:
+        """Is something being forgotten, of which is still to be told?"""
+        return bool(self._forgotten) or (self.tiers is not None and self.tiers.forgets)
+
+    def take_forgotten(self) -> list[KvForgotten]:
+        """What stores have forgotten since the last call."""
+        done, self._forgotten = self._forgotten, []
+        return done if self.tiers is None else done + self.tiers.take_forgotten()
 
     def step(self) -> tuple[StepDone, tuple[Refused, ...]]:
         """Make one step. The second part names sequences that had to be dropped in it."""

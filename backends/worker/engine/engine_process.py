@@ -19,7 +19,7 @@ import msgspec
 from backends.worker.channel import ChannelError, EngineEnd
 from backends.worker.engine.engine import Engine
 from backends.worker.engine.loading import load_engine
-from backends.worker.messages import Cancel, Failed, Submit, ToEngine
+from backends.worker.messages import Cancel, Failed, ForgetKv, Submit, ToEngine
 from backends.worker.options import EngineOptions
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class EngineLoop:
             for message in self._channel.receive(self._pause()):
                 self._take(message)
             engine.settle(self._clock())
+            for forgotten in engine.take_forgotten():
+                self._channel.send(forgotten)
             if engine.can_step:
                 self._step()
             elif self._engine.has_news or self._clock() - self._told_at >= _SIGN_OF_LIFE:
@@ -58,7 +60,7 @@ class EngineLoop:
         """Seconds to wait for a message."""
         if self._engine.can_step:
             return 0.0
-        return _GLANCE if self._engine.has_work else _SIGN_OF_LIFE
+        return _GLANCE if self._engine.has_work or self._engine.forgets else _SIGN_OF_LIFE
 
     def _take(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
@@ -66,6 +68,8 @@ class EngineLoop:
                 self._channel.send(refused)
         elif isinstance(message, Cancel):
             self._engine.cancel(message.id)
+        elif isinstance(message, ForgetKv):
+            self._engine.forget_kv(message)
         else:
             self._engine.clear()
 

@@ -37,7 +37,7 @@ class Chunking:
 
     def frames(self, sequence: Sequence, n_tokens: int, *, first: int = 0) -> list[FrameSpec]:
         """The whole chunks of the sequence's leading `n_tokens` tokens, from chunk number `first` on."""
-        salt = sequence.request.salt.encode("utf-8", "surrogatepass")
+        salt = _encoded(sequence.request.salt)
         size = self.n_tokens
         keys: list[ChunkKey] = list(
             chunk_keys(
@@ -60,3 +60,17 @@ class Chunking:
             )
             for at, key in zip(count(first), keys[first:], strict=False)
         ]
+
+
+def owner_tenant(owner: str) -> str:
+    """What stores call whoever is told as the owner of KV; no salt looks like it."""
+    return f"owner {owner}"
+
+
+def tenant_of(salt: str) -> str:
+    """What stores are told as the tenant of frames under a salt."""
+    return _encoded(salt).hex()
+
+
+def _encoded(salt: str) -> bytes:
+    return salt.encode("utf-8", "surrogatepass")

@@ -10,23 +10,25 @@ Nothing here can fail a request: what is late, damaged, foreign or gone is not r
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import inf
 from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Final
 
 from backends.worker.engine.block_manager import BlockManager
 from backends.worker.engine.sequence import Sequence, Status
-from backends.worker.kv.chunks import Chunking
+from backends.worker.kv.chunks import Chunking, owner_tenant, tenant_of
 from backends.worker.kv.residency import Residency
 from backends.worker.kv.restore_choice import RestorePrice
 from backends.worker.kv.tier_report import TierReport
 from backends.worker.kv.transfer import Progress, Transfer
-from backends.worker.messages import TierStats
+from backends.worker.messages import ForgetKv, KvForgotten, TierStats
 from cache.kv_codec import FrameSpec
 from cache.kv_events import KvEvent
+from cache.store import StoreError
 from cache.tiered_store import TieredStore
 from policies.restore_price import RestorableChunk
 from policies.types import Tier
@@ -37,6 +39,8 @@ _HELD: Final = 0.5
 """Share of the pool that may be held while it is written to stores; what comes beyond is not kept."""
 _QUIET_AFTER: Final = 1.0
 """Seconds without work after which the stores write what they have put off."""
+_MOST_FORGOTTEN: Final = 4_096
+"""Salts under which nothing is kept any more: as many as sequences could still be under way with."""
 _READERS: Final = 2
 _WRITERS: Final = 1
 """Apart from the readers: what is kept must not hold up what is waited for."""
@@ -103,6 +107,9 @@ class KvTiers:
         self._releases = 0
         self._busy_at = -inf
         self._counts: Counter[str] = Counter()
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
+        self._told_forgotten: SimpleQueue[KvForgotten] = SimpleQueue()
+        self._forgetting = 0
 
     @property
     def idle(self) -> bool:
@@ -156,7 +163,7 @@ class KvTiers:
 
     def keep(self, sequence: Sequence) -> None:
         """A sequence has ended: write its chunks to the stores that lack them, as many as may be held at a time."""
-        if not sequence.request.kv.keeps:
+        if not sequence.request.kv.keeps or sequence.request.salt in self._forgotten:
             return
         found = self._blocks.match(sequence)
         size = self._chunking.n_blocks
@@ -168,6 +175,31 @@ class KvTiers:
         self._blocks.hold(held)
         self._held += len(held)
         self._writers.submit(self._write, _Kept(sequence, held))
+
+    def forget_salts(self, asked: ForgetKv) -> None:
+        """Remove what stores have under these salts, behind what is being written; see `take_forgotten`. Nobody comes
+        with them any more but who is under way already.
+        """
+        for salt in () if asked.dry_run else asked.salts:
+            self._forgotten[salt] = None
+            self._forgotten.move_to_end(salt)
+        while len(self._forgotten) > _MOST_FORGOTTEN:
+            self._forgotten.popitem(last=False)
+        self._forgetting += 1
+        self._writers.submit(self._forget, asked)
+
+    @property
+    def forgets(self) -> bool:
+        """Is something being forgotten, of which is still to be told?"""
+        return self._forgetting > 0
+
+    def take_forgotten(self) -> list[KvForgotten]:
+        """What has become of it since the last call."""
+        told = []
+        while not self._told_forgotten.empty():
+            told.append(self._told_forgotten.get_nowait())
+        self._forgetting -= len(told)
+        return told
 
     def computed(self, n_tokens: int, pairs: float, seconds: float) -> None:
         """A step took so long, see `RestorePrice.computed`."""
@@ -293,6 +325,25 @@ class KvTiers:
     def _read(self, arrival: _Arrival) -> None:
         self._transfer.read(arrival.chunks, arrival.blocks, arrival.progress, arrival.sequence.request.kv)
         self._done.put(arrival)
+
+    def _forget(self, asked: ForgetKv) -> None:
+        names = [*map(tenant_of, asked.salts), *map(owner_tenant, asked.owners)]
+        found: Counter[str] = Counter()
+        left: tuple[str, ...] = ()
+        whole: list[bool] = []
+        deadline = monotonic() + asked.within
+        try:
+            for name in names:
+                seconds = max(0.0, deadline - monotonic())
+                one = self._store.forget_tenant(name, dry_run=asked.dry_run, seconds=seconds)
+                found.update({tier.value: n for tier, n in one.found.items()})
+                left = tuple(tier.value for tier in one.left)
+                whole.append(one.complete)
+        except StoreError:
+            pass  # closed
+        finally:
+            complete = len(whole) == len(names) and all(whole)
+            self._told_forgotten.put(KvForgotten(id=asked.id, found=dict(found), left=left, complete=complete))
 
     def _write(self, kept: _Kept) -> None:
         self._transfer.write(kept.sequence, kept.held)

@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from backends.worker.engine.sequence import Sequence
-from backends.worker.kv.chunks import Chunking
+from backends.worker.kv.chunks import Chunking, owner_tenant
 from backends.worker.kv.framing import Framing
 from backends.worker.kv.pool_memory import BlockMemory
 from backends.worker.kv.residency import Residency
@@ -168,7 +168,7 @@ def _told(spec: FrameSpec, sequence: Sequence, expires: float | None) -> FrameIn
     policy = sequence.request.kv
     return FrameInfo(
         parent=spec.parent,
-        tenant=f"owner {policy.owner}" if policy.owner else spec.salt.hex(),  # no salt looks like an owner
+        tenant=owner_tenant(policy.owner) if policy.owner else spec.salt.hex(),
         n_tokens=spec.n_tokens,
         wanted=sequence.request.wanted,
         expires=expires,

@@ -7,7 +7,7 @@ from typing import Final
 from aiohttp import web
 
 from backends.engine_api.api_errors import ApiError
-from backends.engine_api.bodies import DetokenizeRequest, read_body
+from backends.engine_api.bodies import DetokenizeRequest, ForgetKvRequest, read_body
 from backends.engine_api.http_frame import Handler, check_bearer, errors_told
 from backends.model_names import OUR_NAME
 from backends.worker.engine_client import EngineUnavailableError
@@ -16,6 +16,8 @@ from backends.worker.server.generation import unavailable
 from backends.worker.server.serving import Serving, request_id_of
 
 VERSION: Final = "prefixgate-worker"
+_MOST_SALTS: Final = 64
+_FORGET_SECONDS: Final = 20.0
 
 
 class WorkerServer:
@@ -41,6 +43,7 @@ class WorkerServer:
         router.add_post("/tokenize", self._tokenize)
         router.add_post("/detokenize", self._detokenize)
         router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
+        router.add_post("/v1/kv/forget", self._forget_kv)
         CompletionRoutes(self._serving).add_to(router)
         app.on_response_prepare.append(self._name_answer)
         return app
@@ -112,3 +115,23 @@ class WorkerServer:
         except EngineUnavailableError as error:
             raise unavailable(str(error)) from None
         return web.Response()
+
+    async def _forget_kv(self, request: web.Request) -> web.Response:
+        """Remove what stores keep under salts, which only those know whose it is."""
+        asked = await self._serving.with_body(request, _salts_to_forget)
+        try:
+            done = await self._serving.engine.forget_kv(
+                asked.salts, owners=asked.owners, dry_run=asked.dry_run, within=_FORGET_SECONDS
+            )
+        except EngineUnavailableError as error:
+            raise unavailable(str(error)) from None
+        return web.json_response({"found": done.found, "left": done.left, "complete": done.complete})
+
+
+def _salts_to_forget(body: bytes) -> ForgetKvRequest:
+    asked, _ = read_body(body, ForgetKvRequest)
+    if not asked.salts or len(asked.salts) > _MOST_SALTS or not all(asked.salts):
+        raise ApiError(400, f"expected 1 to {_MOST_SALTS} salts", param="salts")
+    if len(asked.owners) > _MOST_SALTS:
+        raise ApiError(400, f"expected at most {_MOST_SALTS} owners", param="owners")
+    return asked
