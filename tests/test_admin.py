@@ -280,6 +280,9 @@ tenants:
   salt_key: canary-of-the-salts-of-all-tenants
   members: [{name: acme, keys: ['sha256:ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a70000']}]
   shared_limits: {redis: 'redis://limits:canary-redis@10.0.0.9'}
+response_cache:
+  redis: {url: 'redis://answers:canary-redis@10.0.0.9'}
+  encryption_key: canary-of-what-answers-are-encrypted-with
 """
 
 
@@ -293,6 +296,8 @@ def test_the_canaries_stand_for_every_secret_there_is() -> None:
         "tenants.members.keys",
         "tenants.salt_key",
         "tenants.shared_limits.redis",
+        "response_cache.redis.url",
+        "response_cache.encryption_key",
     }
 
 

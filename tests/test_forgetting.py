@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from cache.response_cache import Forgotten, ResponseCache
-from cache.tenant_salt import tenant_salt
+from cache.tenant_salt import tenant_account, tenant_salt
 from gateway.kv_epochs import NAME
 from policies.types import Tier
 from tests.caching_fixtures import ASKED, setting
@@ -303,7 +303,8 @@ async def test_the_salt_of_a_forgotten_tenant_turns_and_stays_so(tmp_path: Path)
             assert engine.salts == [tenant_salt(KEY, "acme", epoch=life), tenant_salt(KEY, "beta")]
             said = await it.forget()
             assert said["kv"]["epoch"] == life + 1
-            assert engine.told[-1] == {"salts": [tenant_salt(KEY, "acme", epoch=life)], "dry_run": False}
+            salts, owners = [tenant_salt(KEY, "acme", epoch=life)], [tenant_account(KEY, "acme")]
+            assert engine.told[-1] == {"salts": salts, "owners": owners, "dry_run": False}
             await it.says("acme")
             assert engine.salts[-1] == tenant_salt(KEY, "acme", epoch=life + 1)
             await it.says("acme", extra_body={"cache_salt": "own"})
