@@ -1,0 +1,196 @@
+"""Who did what to whom, when and in which order: words that are all the same may still say another thing.
+
+Aligned items make blocks that both texts have in one piece. Blocks in another order are taken as the same only where a
+rule of grammar accounts for the move and the marks of it are there: a clause or phrase put first, a passive with its
+"by", two sides of an "and". Every other move refuses.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from policies.guards.alignment import Alignment, align, is_statement
+from policies.guards.closed_words import SOFT_CONJUNCTION, SOFT_PREPOSITION
+from policies.guards.profile import Item, Profile
+
+_AGENT: Final = frozenset({"by", "@by"})
+_LOOSE_AGENT: Final = frozenset({"by", "@by", "with", "through", "in", "of", "for", "from", "on"})
+_ADJUNCT: Final = frozenset(
+    "by @by with in on at for from to if when because after before during since until as without while under through".split()
+)
+_SOFT_LINKS: Final = (SOFT_PREPOSITION | SOFT_CONJUNCTION | {"@by"}) - {"by"}
+_SOFT_MARKS: Final = frozenset({"@can", "can", "@must", "must", "@how", "will", "may", "should", "@should"})
+_GENERIC: Final = frozenset({"@can", "@how", "@must", "@should"})
+_KINDS: Final = frozenset(
+    "w:function w:method w:parameter w:argument w:clas w:class w:option w:command w:fil w:variabl w:fold w:librari w:packag "
+    "w:modul w:attribut w:properti w:valu w:datasets w:dataset w:script w:objec w:format".split()
+)
+_MAX_MOVES: Final = 4
+
+
+class _Block(NamedTuple):
+    stored: int
+    """Where it begins in the stored text, in paired items."""
+    new: int
+    size: int
+
+
+class OrderGuard:
+    """Refuses another order, other prepositions, other voices."""
+
+    name = "order"
+
+    def refuses(self, stored: Profile, new: Profile) -> str:
+        pairs = align(stored, new)
+        return _Comparison(stored, new, pairs).reason()
+
+
+class _Comparison:
+    def __init__(self, stored: Profile, new: Profile, pairs: Alignment) -> None:
+        self.relaxed = is_statement(stored, new)
+        self.stored = [stored.items[place] for place in sorted(place for _, place in pairs.order)]
+        rank = {place: number for number, place in enumerate(sorted(place for _, place in pairs.order))}
+        self.new = [new.items[at] for at, _ in pairs.order]
+        self.to = [rank[place] for _, place in pairs.order]
+        self.strict = stored.strict_order or new.strict_order
+        self.moves = 0
+
+    def reason(self) -> str:
+        blocks = self._blocks()
+        if isinstance(blocks, str):
+            return blocks
+        if len(blocks) > 1 and self.strict:
+            return "order"
+        while len(blocks) > 1:
+            merged = self._merge(blocks)
+            if merged is None or self.moves > _MAX_MOVES:
+                return "order"
+            blocks = merged
+        return ""
+
+    def _blocks(self) -> list[_Block] | str:
+        """Maximal runs, their insides compared; or why they differ."""
+        blocks: list[_Block] = []
+        for at, place in enumerate(self.to):
+            before, after = self.stored[place], self.new[at]
+            if not self._same_marks(before, after):
+                return "marks"
+            if blocks and place == self.to[at - 1] + 1:
+                if not self._same_links(before, after):
+                    return "links"
+                blocks[-1] = blocks[-1]._replace(size=blocks[-1].size + 1)
+            else:
+                if not blocks and place == 0 and not self._same_links(before, after):
+                    return "links"
+                blocks.append(_Block(place, at, 1))
+        if len(blocks) == 1 and any(
+            (self.stored[p].form == "passive") != (self.new[a].form == "passive") and not self._frame(a, p)
+            for a, p in enumerate(self.to)
+        ):
+            return "voice"
+        return blocks
+
+    def _frame(self, at: int, place: int) -> bool:
+        return self.relaxed
+
+    def _same_marks(self, before: Item, after: Item) -> bool:
+        if before.hard == after.hard:
+            return True
+        return self.relaxed and (before.hard ^ after.hard) <= _SOFT_MARKS
+
+    def _same_links(self, before: Item, after: Item) -> bool:
+        if before.links == after.links:
+            return True
+        if self.relaxed:
+            return (set(before.links) ^ set(after.links)) <= _SOFT_LINKS
+        return False
+
+    def _merge(self, blocks: list[_Block]) -> list[_Block] | None:
+        """The same with two neighbours made one; None where no move accounts for any."""
+        for at in range(len(blocks) - 1):
+            first, second = blocks[at], blocks[at + 1]
+            whole = _Block(min(first.stored, second.stored), first.new, first.size + second.size)
+            if first.stored + first.size == second.stored and self._joins(second):
+                return [*blocks[:at], whole, *blocks[at + 2 :]]
+            if second.stored + second.size == first.stored and self._moves(second, first):
+                self.moves += 1
+                return [*blocks[:at], whole, *blocks[at + 2 :]]
+        return None
+
+    def _joins(self, block: _Block) -> bool:
+        return self._same_links(self.stored[block.stored], self.new[block.new])
+
+    def _moves(self, p: _Block, q: _Block) -> bool:
+        """Whether P Q in the stored text may be Q P in the new one."""
+        ps, pn = self.stored[p.stored], self.new[p.new]
+        qs, qn = self.stored[q.stored], self.new[q.new]
+        if ps.sentence != qs.sentence or pn.sentence != qn.sentence:
+            return False
+        return (
+            self._fronted(ps, pn, qn)
+            or self._fronted(qn, qs, ps)
+            or self._agent(ps, pn, qs, qn)
+            or self._agent(qn, qs, pn, ps)
+            or self._verb(p, q)
+            or self._conjuncts(p, q)
+            or self._kind(p, q)
+            or self._possessor(p, q)
+        )
+
+    @staticmethod
+    def _fronted(front: Item, back: Item, other_front: Item) -> bool:
+        """A phrase with its preposition or conjunction first in one text and later in the other."""
+        return bool(
+            front.links and front.links[-1:] == back.links[-1:] and front.links[-1] in _ADJUNCT and front.opens
+            and other_front.opens
+        )  # fmt: skip
+
+    def _agent(self, subject: Item, agent: Item, rest: Item, opening: Item) -> bool:
+        """The subject of one text stands behind "by" in the other."""
+        marks = _LOOSE_AGENT if self.relaxed else _AGENT
+        return bool(
+            subject.opens and not subject.links and agent.links and agent.links[-1] in marks
+            and not (rest.links and rest.links[-1] in _AGENT) and (self.relaxed or opening.opens)
+        )  # fmt: skip
+
+    def _verb(self, p: _Block, q: _Block) -> bool:
+        """A verb before its object, active, and behind it, passive."""
+        if p.size == 1 and self._voiced(self.stored[p.stored], self.new[p.new], self.new[q.new]):
+            return True
+        return q.size == 1 and self._voiced(self.new[q.new], self.stored[q.stored], self.stored[p.stored])
+
+    def _voiced(self, active: Item, passive: Item, patient: Item) -> bool:
+        if passive.form != "passive" or active.form == "passive" or passive.links:
+            return False
+        return not (patient.links and not self.relaxed)
+
+    def _conjuncts(self, p: _Block, q: _Block) -> bool:
+        ps, pn = self.stored[p.stored], self.new[p.new]
+        qs, qn = self.stored[q.stored], self.new[q.new]
+        return (
+            p.size <= 2 and q.size <= 2
+            and len(qs.links) == 1 and qs.links == pn.links and qs.links[0] in {"and", "or"}
+            and ps.links == qn.links
+            and all(item.article or item.capital or item.key[0] == "l" for item in (ps, qs, pn, qn))
+        )  # fmt: skip
+
+    def _kind(self, p: _Block, q: _Block) -> bool:
+        ps, qs = self.stored[p.stored], self.stored[q.stored]
+        pn, qn = self.new[p.new], self.new[q.new]
+        kinds = {ps.key[0] == "l", qs.key[0] == "l"}
+        return (
+            p.size == q.size == 1 and kinds == {True, False} and (ps.key in _KINDS or qs.key in _KINDS)
+            and not qs.links and not pn.links
+        )  # fmt: skip
+
+    def _possessor(self, p: _Block, q: _Block) -> bool:
+        """ "X of Y" and "Y's X"; in statements "Y X" too."""
+        ps, pn = self.stored[p.stored], self.new[p.new]
+        qs, qn = self.stored[q.stored], self.new[q.new]
+        return self._owns(qs, qn, pn, p.size) or self._owns(pn, ps, qs, q.size)
+
+    def _owns(self, behind: Item, ahead: Item, owned: Item, size: int) -> bool:
+        soft = {"of", "in", "for", "from"} if self.relaxed else {"of"}
+        return bool(
+            behind.links and behind.links[-1] in soft and not owned.links and (ahead.possessive or self.relaxed)
+        )  # fmt: skip

@@ -1,0 +1,306 @@
+"""What guards compare of a text, worked out once: `profile(text)`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Final
+
+from policies.guards.closed_words import (
+    AUXILIARY, CONJUNCTION, DISCOURSE, ENGLISH, FOREIGN, MODAL, NEGATION, PAST_AUXILIARY, PREPOSITION, PRESENT_BE,
+    PRONOUN, QUANTIFIER, QUESTION, SILENT,
+)  # fmt: skip
+from policies.guards.numerals import CARDINALS, MONTHS, ORDINALS, SCALES, plain, spoken_number, unit_of, written_number
+from policies.guards.stemming import BASE, ED, ING, stem
+from policies.guards.thesaurus import GENERAL, STATEMENT
+from policies.guards.tokens import COMMA, LITERAL, NUMBER, STOP, WORD, Token, fold, tokenize
+
+MAX_CHARACTERS: Final = 2_000
+MAX_WORDS: Final = 256
+_NOTHING: Final[frozenset[int]] = frozenset()
+_NO_MARKS: Final[frozenset[str]] = frozenset()
+_SOFTWARE: Final = frozenset(
+    "function method parameter dataset library module class argument script api code python file software program "
+    "command database server model repository package tokenizer datasets".split()
+)
+
+
+@dataclass(slots=True)
+class Item:
+    """A content word, a number or a literal, and what the closed-class words before it say."""
+
+    key: str
+    """Stem, value with unit, or the literal; the first letter tells which."""
+    general: frozenset[int] = _NOTHING
+    statement: frozenset[int] = _NOTHING
+    ending: str = BASE
+    form: str = ""
+    """past, prog, passive or perfect, by the auxiliary before it."""
+    capital: bool = False
+    possessive: bool = False
+    article: bool = False
+    sentence: int = 0
+    after_comma: bool = False
+    opens: bool = False
+    """The first item of a sentence."""
+    hard: frozenset[str] = _NO_MARKS
+    """Negation, quantifiers, modals, comparatives, question words."""
+    links: tuple[str, ...] = ()
+    """Prepositions and conjunctions, in order."""
+
+
+@dataclass(slots=True)
+class Profile:
+    """One text as guards see it."""
+
+    exact: str
+    """The text with only its white space and its last full stop put aside."""
+    folded: str
+    too_long: bool = False
+    english: bool = True
+    software: bool = False
+    question: bool = False
+    opening: str = ""
+    """What is asked for: how, what, ..., "yes/no", or "" for a statement or a command."""
+    items: list[Item] = field(default_factory=list)
+    keys: frozenset[str] = frozenset()
+    numbers: tuple[str, ...] = ()
+    literals: tuple[str, ...] = ()
+    dates: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
+    negations: tuple[str, ...] = ()
+    hard: tuple[str, ...] = ()
+    past: bool = False
+    tail: frozenset[str] = _NO_MARKS
+    tail_links: tuple[str, ...] = ()
+    strict_order: bool = False
+
+
+_DATE_WORDS = frozenset(MONTHS) - {"may", "march", "mar"} | frozenset(
+    "monday tuesday wednesday thursday friday saturday sunday today tomorrow yesterday tonight morning afternoon evening "
+    "night noon midnight weekend weekday spring summer autumn fall winter christmas easter".split()
+)
+_STRICT_ORDER = frozenset("respectively former latter vice versa".split())
+
+
+def profile(text: str) -> Profile:
+    """Everything guards need of `text`. Never raises; what is too long is only compared as a whole."""
+    raw = fold(text).strip()
+    exact = raw if "\n" in raw else " ".join(raw.split())
+    bare = exact.rstrip(" .?!")
+    made = Profile(exact=bare or exact, folded=(bare or exact).casefold())
+    if len(raw) > MAX_CHARACTERS or raw.count(" ") > MAX_WORDS:
+        made.too_long = True
+        return made
+    tokens = tokenize(raw)
+    if len(tokens) > 2 * MAX_WORDS:
+        made.too_long = True
+        return made
+    made.english = _is_english(tokens)
+    _Reader(made, tokens, raw).read()
+    return made
+
+
+def _is_english(tokens: list[Token]) -> bool:
+    words = [token.text for token in tokens if token.kind == WORD]
+    if not words:
+        return True
+    own = sum(word in ENGLISH or word[0] == "@" for word in words)
+    foreign = sum(word in FOREIGN and word not in ENGLISH for word in words)
+    strange = sum(not word.isascii() for word in words)
+    other_script = any(ord(letter) > 0x24F for word in words for letter in word if not letter.isascii())
+    return not other_script and foreign <= own // 3 and strange * 4 <= len(words) and (own > 0 or len(words) < 3)
+
+
+class _Reader:
+    """Walks over the tokens once, gathering marks until an item takes them."""
+
+    def __init__(self, made: Profile, tokens: list[Token], raw: str) -> None:
+        self.made = made
+        self.tokens = tokens
+        self.hard: list[str] = []
+        self.links: list[str] = []
+        self.aux = ""
+        self.sentence = 0
+        self.comma = False
+        self.article = False
+        self.opens = True
+        self.question = raw.rstrip().endswith("?")
+
+    def read(self) -> None:
+        made, tokens = self.made, self.tokens
+        made.software = any(
+            token.kind == LITERAL or (token.kind == WORD and stem(token.text)[0] in _SOFTWARE) for token in tokens
+        )
+        made.opening = self._opening()
+        made.question = self.question or bool(made.opening)
+        at = 0
+        while at < len(tokens):
+            at += self._step(at)
+        items = made.items
+        made.tail, made.tail_links = frozenset(self.hard), tuple(self.links)
+        made.keys = frozenset(item.key for item in items)
+        made.numbers = tuple(sorted(item.key for item in items if item.key[0] in "nd"))
+        made.literals = tuple(sorted(item.key for item in items if item.key[0] == "l"))
+        made.dates = tuple(sorted(item.key for item in items if item.key[0] == "d" or item.key[2:] in _DATE_WORDS))
+        made.names = frozenset(item.key for item in items if item.capital)
+        marks = [mark for item in items for mark in item.hard] + self.hard
+        made.negations = tuple(sorted(mark for mark in marks if mark in NEGATION))
+        made.hard = tuple(sorted(mark for mark in marks if mark not in NEGATION))
+        made.strict_order = bool(_STRICT_ORDER & {item.key[2:] for item in items})
+
+    def _opening(self) -> str:
+        for token in self.tokens:
+            if token.kind == WORD:
+                if token.text == "@ask" or token.text in DISCOURSE:
+                    continue
+                if token.text == "@how":
+                    return "@how"
+                if token.text in QUESTION:
+                    return QUESTION[token.text]
+                if token.text in AUXILIARY or (token.text in MODAL and token.text[0] != "@"):
+                    return "yes/no" if self.question else ""
+            break
+        return ""
+
+    def _step(self, at: int) -> int:
+        token = self.tokens[at]
+        if token.kind in {STOP, COMMA}:
+            if token.kind == STOP:
+                self.sentence += 1
+                self.opens = True
+            self.comma = True
+            self.aux = ""
+            return 1
+        if token.kind == LITERAL:
+            self._item(Item("l:" + token.text, possessive=token.possessive))
+            return 1
+        if token.kind == NUMBER or token.text in CARDINALS or token.text in SCALES or token.text in ORDINALS:
+            taken = self._number(at)
+            if taken:
+                return taken
+        return self._word(at, token)
+
+    def _word(self, at: int, token: Token) -> int:
+        word = token.text
+        if word in MONTHS and (taken := self._day(at)):
+            return taken
+        if word in PRONOUN:
+            self._item(Item("p:" + word))
+        elif word in {"a", "an", "the"}:
+            self.article = True
+        elif word in NEGATION:
+            if not (word == "no" and token.first and at + 1 < len(self.tokens) and self.tokens[at + 1].kind == COMMA):
+                self.hard.append(word)
+        elif word in AUXILIARY:
+            self._auxiliary(word, at)
+        elif word in MODAL:
+            self.hard.append(MODAL[word])
+            self.aux = ""
+        elif word in PREPOSITION:
+            self.links.append(PREPOSITION[word])
+        elif word in CONJUNCTION:
+            self.links.append(CONJUNCTION[word])
+        elif word in QUESTION and not (word in SILENT and not token.first):
+            self.hard.append(QUESTION[word])
+        elif word in QUANTIFIER:
+            self.hard.append(QUANTIFIER[word])
+        elif word[0] == "@":
+            if word not in {"@ask"}:
+                self.hard.append(word)
+        elif word in SILENT or word in DISCOURSE or (word == "yes" and token.first):
+            pass
+        else:
+            self._content(token)
+        return 1
+
+    def _auxiliary(self, word: str, at: int) -> None:
+        if word in PAST_AUXILIARY:
+            self.made.past = True
+        if word in {"has", "have", "had", "having"}:
+            following = self.tokens[at + 1] if at + 1 < len(self.tokens) else None
+            if following is None or following.kind != WORD or not (
+                stem(following.text)[1] == ED or following.text in {"been", "not", "ever", "never", "already"}
+            ):
+                if self.aux != "do" and not (following and following.text in PRONOUN):
+                    self._item(Item("w:have", GENERAL.get("have", _NOTHING), STATEMENT.get("hav", _NOTHING)))
+                return
+            self.aux = "have"
+        elif word in PRESENT_BE or word in {"was", "were"}:
+            self.aux = "be"
+        else:
+            self.aux = "do"
+
+    def _content(self, token: Token) -> None:
+        root, ending = stem(token.text)
+        form = ""
+        if ending == ED:
+            form = {"be": "passive", "have": "perfect"}.get(self.aux, "ed")
+        elif ending == ING and self.aux == "be":
+            form = "prog"
+        capital = token.capital and not token.first
+        self._item(
+            Item(
+                "w:" + root,
+                _NOTHING if capital else GENERAL.get(root, _NOTHING),
+                _NOTHING if capital and token.text != "datasets" else STATEMENT.get(root, _NOTHING),
+                ending,
+                form,
+                capital,
+                token.possessive,
+            )
+        )
+        if ending == BASE or form:
+            self.aux = self.aux if ending == BASE and not form else ""
+
+    def _number(self, at: int) -> int:
+        tokens = self.tokens
+        token = tokens[at]
+        if token.kind == NUMBER:
+            read = written_number(token.text)
+            if read is None:
+                return 0
+            (value, unit), used = read, 1
+            scale = tokens[at + 1].text if at + 1 < len(tokens) and tokens[at + 1].kind == WORD else ""
+            if scale in SCALES:
+                value, used = value * SCALES[scale], 2
+        else:
+            words = [t.text for t in tokens[at : at + 12]]
+            spoken = spoken_number(words)
+            if spoken is None:
+                return 0
+            value, used, ordinal = spoken
+            unit = "th" if ordinal else ""
+        if not unit or unit == "th":
+            after = at + used
+            if after < len(tokens) and tokens[after].kind == WORD and tokens[after].text == "of":
+                after += unit == "th"
+            if after < len(tokens) and tokens[after].text in MONTHS and 1 <= value <= 31 and value == int(value):
+                self._item(Item(f"d:{MONTHS[tokens[after].text]}-{int(value)}"))
+                return after + 1 - at
+        if not unit and at + used < len(tokens) and tokens[at + used].kind == WORD and (name := unit_of(tokens[at + used].text)):
+            unit, used = name, used + 1
+        self._item(Item(f"n:{plain(value)}{':' + unit if unit else ''}"))
+        return used
+
+    def _day(self, at: int) -> int:
+        """A month and a day of it, in this order."""
+        tokens = self.tokens
+        if at + 1 < len(tokens) and tokens[at + 1].kind == NUMBER:
+            read = written_number(tokens[at + 1].text)
+            if read and read[1] in {"", "th"} and read[0] == int(read[0]) and 1 <= read[0] <= 31:
+                self._item(Item(f"d:{MONTHS[tokens[at].text]}-{int(read[0])}"))
+                return 2
+        return 0
+
+    def _item(self, item: Item) -> None:
+        item.hard, item.links = frozenset(self.hard) if self.hard else _NO_MARKS, tuple(self.links)
+        item.sentence, item.after_comma, item.article, item.opens = self.sentence, self.comma, self.article, self.opens
+        if self.hard:
+            self.hard = []
+        if self.links:
+            self.links = []
+        self.comma = self.article = self.opens = False
+        if item.key[0] != "w":
+            pass
+        self.made.items.append(item)
