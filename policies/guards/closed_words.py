@@ -94,13 +94,14 @@ how: how
 """)
 
 PREPOSITION: Final = _classes("""
-of: of @of
+of: of
 in: in within inside
 on: on upon
 at: at
 to: to
 for: for
-by: by @by
+by: by
+@by: @by
 with: with
 from: from
 into: into
@@ -148,11 +149,10 @@ CONJUNCTION: Final = _classes("""
 and: and
 or: or
 but: but though although however nevertheless nonetheless
-if: if
+if: if whether
 when: whenever once while whilst whereas
 because: because
 so: so
-whether: whether
 then: then
 """)
 SOFT_CONJUNCTION: Final = _words("and but so then")

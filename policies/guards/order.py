@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from policies.guards.alignment import Alignment, align, is_statement
-from policies.guards.closed_words import SOFT_CONJUNCTION, SOFT_PREPOSITION
+from policies.guards.closed_words import NEGATION, SOFT_CONJUNCTION, SOFT_PREPOSITION
+from policies.guards.content import LIGHT
 from policies.guards.profile import Item, Profile
 
 _AGENT: Final = frozenset({"by", "@by"})
@@ -18,8 +19,14 @@ _LOOSE_AGENT: Final = frozenset({"by", "@by", "with", "through", "in", "of", "fo
 _ADJUNCT: Final = frozenset(
     "by @by with in on at for from to if when because after before during since until as without while under through".split()
 )
-_SOFT_LINKS: Final = (SOFT_PREPOSITION | SOFT_CONJUNCTION | {"@by"}) - {"by"}
-_SOFT_MARKS: Final = frozenset({"@can", "can", "@must", "must", "@how", "will", "may", "should", "@should"})
+_SOFT_LINKS: Final = (SOFT_PREPOSITION | SOFT_CONJUNCTION | {"@by", "into", "when", "where", "like", "up", "out", "about"}) - {"by"}
+_NEAR: Final = (
+    {"by", "with"}, {"by", "@by"}, {"by", "through"}, {"by", "from"}, {"over", "through"}, {"from", "in"},
+    {"when", "during"}, {"if", "when"}, {"per", "for"}, {"between", "among"}, {"after", "then"}, {"back"},
+)  # fmt: skip
+_SOFT_MARKS: Final = frozenset(
+    "@can can @must must @how how will may should @should either usually several some many such other @usedto what which also each both".split()
+)
 _GENERIC: Final = frozenset({"@can", "@how", "@must", "@should"})
 _KINDS: Final = frozenset(
     "w:function w:method w:parameter w:argument w:clas w:class w:option w:command w:fil w:variabl w:fold w:librari w:packag "
@@ -47,7 +54,11 @@ class OrderGuard:
 
 class _Comparison:
     def __init__(self, stored: Profile, new: Profile, pairs: Alignment) -> None:
-        self.relaxed = is_statement(stored, new)
+        reworded = (
+            pairs.stored_only or pairs.new_only or any(stored.items[s].key != new.items[n].key for n, s in pairs.order)
+        )
+        # The same words in another order are no other wording.
+        self.relaxed = bool(reworded) and is_statement(stored, new)
         self.stored = [stored.items[place] for place in sorted(place for _, place in pairs.order)]
         rank = {place: number for number, place in enumerate(sorted(place for _, place in pairs.order))}
         self.new = [new.items[at] for at, _ in pairs.order]
@@ -61,12 +72,51 @@ class _Comparison:
             return blocks
         if len(blocks) > 1 and self.strict:
             return "order"
+        if self.relaxed:
+            return self._relaxed_reason(blocks)
         while len(blocks) > 1:
             merged = self._merge(blocks)
             if merged is None or self.moves > _MAX_MOVES:
                 return "order"
             blocks = merged
         return ""
+
+    def _relaxed_reason(self, blocks: list[_Block]) -> str:
+        """Where a statement is told in other words: no phrase may have taken another's place."""
+        weighty = [block for block in blocks if self._weighty(block)]
+        rank = {block.stored: number for number, block in enumerate(sorted(weighty))}
+        for at, block in enumerate(weighty):
+            right = weighty[at + 1] if at + 1 < len(weighty) else None
+            after_left = rank[weighty[at - 1].stored] + 1 if at else 0
+            before_right = rank[right.stored] - 1 if right else len(weighty) - 1
+            if after_left == before_right != rank[block.stored]:
+                other = sorted(weighty)[after_left]
+                if self._in_place(other, block) and not self._voices(block, other, right):
+                    return "place"
+            if (
+                right is not None and rank[right.stored] + 1 == rank[block.stored]
+                and self._in_place(right, block) and self._in_place(block, right)
+                and not self._voices(block, right) and not self._moves(right, block)
+            ):  # fmt: skip
+                return "swap"
+        return ""
+
+    def _weighty(self, block: _Block) -> bool:
+        """Some word of it is more than a general one."""
+        return any(self.stored[block.stored + n].key not in LIGHT for n in range(block.size))
+
+    def _in_place(self, before: _Block, after: _Block) -> bool:
+        """`after` stands in the new text where `before` stands in the stored one, behind the same words."""
+        return self.stored[before.stored].links == self.new[after.new].links
+
+    def _voices(self, *blocks: _Block | None) -> bool:
+        """A verb of these changes between active and passive."""
+        return any(
+            (self.stored[block.stored + n].form == "passive") != (self.new[block.new + n].form == "passive")
+            for block in blocks
+            if block is not None
+            for n in range(block.size)
+        )
 
     def _blocks(self) -> list[_Block] | str:
         """Maximal runs, their insides compared; or why they differ."""
@@ -96,13 +146,14 @@ class _Comparison:
     def _same_marks(self, before: Item, after: Item) -> bool:
         if before.hard == after.hard:
             return True
-        return self.relaxed and (before.hard ^ after.hard) <= _SOFT_MARKS
+        return self.relaxed and (before.hard ^ after.hard) - NEGATION <= _SOFT_MARKS
 
     def _same_links(self, before: Item, after: Item) -> bool:
         if before.links == after.links:
             return True
         if self.relaxed:
-            return (set(before.links) ^ set(after.links)) <= _SOFT_LINKS
+            changed = set(before.links) ^ set(after.links)
+            return changed <= _SOFT_LINKS or changed in _NEAR
         return False
 
     def _merge(self, blocks: list[_Block]) -> list[_Block] | None:

@@ -45,6 +45,8 @@ by the way →
 at all →
 used to be → @usedto be
 use to be → @usedto be
+(used to|use to) → @usedto
+don't need to → not need to
 in order to → to
 so as to → to
 with the (aim|goal|purpose) of → to

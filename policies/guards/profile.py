@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 from typing import Final
 
 from policies.guards.closed_words import (
@@ -11,7 +12,7 @@ from policies.guards.closed_words import (
     PRONOUN, QUANTIFIER, QUESTION, SILENT,
 )  # fmt: skip
 from policies.guards.numerals import CARDINALS, MONTHS, ORDINALS, SCALES, plain, spoken_number, unit_of, written_number
-from policies.guards.stemming import BASE, ED, ING, stem
+from policies.guards.stemming import BASE, ED, ING, root, stem
 from policies.guards.thesaurus import GENERAL, STATEMENT
 from policies.guards.tokens import COMMA, LITERAL, NUMBER, STOP, WORD, Token, fold, tokenize
 
@@ -20,9 +21,17 @@ MAX_WORDS: Final = 256
 _NOTHING: Final[frozenset[int]] = frozenset()
 _NO_MARKS: Final[frozenset[str]] = frozenset()
 _SOFTWARE: Final = frozenset(
-    "function method parameter dataset library module class argument script api code python file software program "
-    "command database server model repository package tokenizer datasets".split()
+    stem(word)[0]
+    for word in "dataset metadata api python software schema tokenizer repository parameter url boolean json csv "
+    "javascript runtime compiler backend frontend filesystem tensor pytorch tensorflow numpy linux sql".split()
 )
+_PERHAPS_SOFTWARE: Final = frozenset(
+    stem(word)[0]
+    for word in "function method class library program table column row file data script command server model document "
+    "documentation page object string array index feature code module package directory folder database user "
+    "download install configuration format field query token cache memory disk version page".split()
+)
+_ENOUGH: Final = 2
 
 
 @dataclass(slots=True)
@@ -32,7 +41,7 @@ class Item:
     key: str
     """Stem, value with unit, or the literal; the first letter tells which."""
     general: frozenset[int] = _NOTHING
-    statement: frozenset[int] = _NOTHING
+    statement: frozenset[int | str] = _NOTHING
     ending: str = BASE
     form: str = ""
     """past, prog, passive or perfect, by the auxiliary before it."""
@@ -80,6 +89,8 @@ _DATE_WORDS = frozenset(MONTHS) - {"may", "march", "mar"} | frozenset(
     "monday tuesday wednesday thursday friday saturday sunday today tomorrow yesterday tonight morning afternoon evening "
     "night noon midnight weekend weekday spring summer autumn fall winter christmas easter".split()
 )
+_CLAUSES = frozenset({"when", "where"})
+_END = Token(STOP, "")
 _STRICT_ORDER = frozenset("respectively former latter vice versa".split())
 
 
@@ -112,6 +123,22 @@ def _is_english(tokens: list[Token]) -> bool:
     return not other_script and foreign <= own // 3 and strange * 4 <= len(words) and (own > 0 or len(words) < 3)
 
 
+@lru_cache(maxsize=20_000)
+def _lexical(word: str) -> tuple[str, str, frozenset[int], frozenset[int | str]]:
+    """Stem, ending, and what may stand for the word: in any text, and where one tells of software."""
+    base, ending = stem(word)
+    return base, ending, GENERAL.get(base, _NOTHING), frozenset({*STATEMENT.get(base, ()), root(base)})
+
+
+def _tells_of_software(tokens: list[Token]) -> bool:
+    stems = {stem(token.text)[0] for token in tokens if token.kind == WORD}
+    return (
+        not stems.isdisjoint(_SOFTWARE)
+        or any(token.kind == LITERAL and len(token.text) > 1 for token in tokens)
+        or len(stems & _PERHAPS_SOFTWARE) >= _ENOUGH
+    )
+
+
 class _Reader:
     """Walks over the tokens once, gathering marks until an item takes them."""
 
@@ -129,9 +156,7 @@ class _Reader:
 
     def read(self) -> None:
         made, tokens = self.made, self.tokens
-        made.software = any(
-            token.kind == LITERAL or (token.kind == WORD and stem(token.text)[0] in _SOFTWARE) for token in tokens
-        )
+        made.software = _tells_of_software(tokens)
         made.opening = self._opening()
         made.question = self.question or bool(made.opening)
         at = 0
@@ -150,14 +175,15 @@ class _Reader:
         made.strict_order = bool(_STRICT_ORDER & {item.key[2:] for item in items})
 
     def _opening(self) -> str:
-        for token in self.tokens:
+        for token, following in zip(self.tokens, [*self.tokens[1:], _END], strict=True):
             if token.kind == WORD:
                 if token.text == "@ask" or token.text in DISCOURSE:
                     continue
                 if token.text == "@how":
                     return "@how"
                 if token.text in QUESTION:
-                    return QUESTION[token.text]
+                    asks = self.question or following.text in AUXILIARY or following.text in MODAL
+                    return QUESTION[token.text] if asks or token.text not in _CLAUSES else ""
                 if token.text in AUXILIARY or (token.text in MODAL and token.text[0] != "@"):
                     return "yes/no" if self.question else ""
             break
@@ -201,7 +227,9 @@ class _Reader:
             self.links.append(PREPOSITION[word])
         elif word in CONJUNCTION:
             self.links.append(CONJUNCTION[word])
-        elif word in QUESTION and not (word in SILENT and not token.first):
+        elif word in _CLAUSES and not (token.first and self.made.opening == word):
+            self.links.append(word)
+        elif word in QUESTION and (token.first or word not in SILENT):
             self.hard.append(QUESTION[word])
         elif word in QUANTIFIER:
             self.hard.append(QUANTIFIER[word])
@@ -223,7 +251,7 @@ class _Reader:
                 stem(following.text)[1] == ED or following.text in {"been", "not", "ever", "never", "already"}
             ):
                 if self.aux != "do" and not (following and following.text in PRONOUN):
-                    self._item(Item("w:have", GENERAL.get("have", _NOTHING), STATEMENT.get("hav", _NOTHING)))
+                    self._item(Item("w:hav", _NOTHING, STATEMENT.get("hav", _NOTHING)))
                 return
             self.aux = "have"
         elif word in PRESENT_BE or word in {"was", "were"}:
@@ -232,7 +260,7 @@ class _Reader:
             self.aux = "do"
 
     def _content(self, token: Token) -> None:
-        root, ending = stem(token.text)
+        base, ending, general, statement = _lexical(token.text)
         form = ""
         if ending == ED:
             form = {"be": "passive", "have": "perfect"}.get(self.aux, "ed")
@@ -241,9 +269,9 @@ class _Reader:
         capital = token.capital and not token.first
         self._item(
             Item(
-                "w:" + root,
-                _NOTHING if capital else GENERAL.get(root, _NOTHING),
-                _NOTHING if capital and token.text != "datasets" else STATEMENT.get(root, _NOTHING),
+                "w:" + base,
+                _NOTHING if capital else general,
+                _NOTHING if capital else statement,
                 ending,
                 form,
                 capital,

@@ -17,7 +17,7 @@ ED: Final = "ed"
 
 # form → (base, ending). Only what rules cannot make.
 _IRREGULAR_VERBS = """
-arise arose arisen; awake awoke awoken; beat beaten; become became; begin began begun; bend bent; bind bound;
+arise arose arisen; use used; awake awoke awoken; beat beaten; become became; begin began begun; bend bent; bind bound;
 bite bit bitten; blow blew blown; break broke broken; bring brought; build built; burn burnt; buy bought; catch caught;
 choose chose chosen; come came; dig dug; draw drew drawn; dream dreamt; drink drank drunk; drive drove driven;
 eat ate eaten; fall fell fallen; feed fed; feel felt; fight fought; find found; fly flew flown; forbid forbade forbidden;
@@ -50,7 +50,7 @@ _WHOLE = frozenset(
     something anything nothing everything thing king ring sing bring string spring wing morning evening ceiling during
     wedding building meeting feeling painting clothing pudding sibling sterling bed red shed sled wed hundred sacred
     naked wicked beloved indeed need feed seed speed weed bleed breed exceed proceed succeed embed led fed
-    united limited used evening being beijing boring bored exciting excited tiring tired interesting interested
+    united limited evening being beijing boring bored exciting excited tiring tired interesting interested
     confusing confused annoying annoyed amazing amazed scaring scared frightening frightened
     offspring outstanding pending according including regarding concerning following
     """.split()
@@ -112,3 +112,23 @@ def _plural(word: str) -> str:
     if word.endswith("s") and not word.endswith(("ss", "us", "is", "ous")):
         return _tidy(word[:-1])
     return _tidy(word)
+
+
+_DERIVED: Final = (
+    "izations", "isations", "ization", "isation", "abilities", "ability", "ibility", "ations", "ation", "ition", "ments", "ment",
+    "ities", "ity", "ness", "ances", "ance", "ence", "ively", "ingly", "ally", "ely", "ly", "ive", "able", "ible", "ize", "ise",
+    "ers", "er", "or", "ion", "ical", "ic", "ate", "ure", "al", "ing", "at", "i", "s",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=20_000)
+def root(base: str) -> str:
+    """The root that "transform" and "transformation" share. Coarse: only where other words carry the meaning."""
+    for suffix in _DERIVED:
+        if base.endswith(suffix) and len(base) - len(suffix) >= 4:
+            base = base[: -len(suffix)]
+            break
+    for suffix in ("at", "iv", "i", "e"):
+        if base.endswith(suffix) and len(base) - len(suffix) >= 4:
+            return base[: -len(suffix)]
+    return base

@@ -66,6 +66,9 @@ def _add_chunks(text: str, tokens: list[Token]) -> None:
             stripped, tail = stripped + "]", tail[1:]
         if chunk[0] in "([{" and len(core) < len(chunk):
             tokens.append(Token(COMMA, ""))
+        if stripped in {"e.g", "i.e"}:
+            tokens.append(Token(WORD, "suchlike" if stripped == "e.g" else "namely"))
+            continue
         if stripped:
             _add_core(stripped, tokens)
         if tail:
