@@ -21,7 +21,7 @@ def _classes(text: str) -> dict[str, str]:
     return table
 
 
-SILENT: Final = _words("a an the that which who there it they them its their itself themselves")
+SILENT: Final = _words("a an the that which who there")
 """Say nothing that the other words do not say, but where a question opens with them."""
 
 PRESENT_BE: Final = _words("is are am be been being")
@@ -159,7 +159,7 @@ SOFT_CONJUNCTION: Final = _words("and but so then")
 
 PRONOUN: Final = _words(
     "i me my mine myself you your yours yourself we us our ours ourselves he him his himself she her hers herself "
-    "this these those here one someone's"
+    "this these those here it its itself they them their theirs themselves"
 )
 """Content words of a kind: never another pronoun in their place."""
 

@@ -21,7 +21,7 @@ FRAME: Final = frozenset(
     way manner order purpose method function parameter argument class module feature library data dataset information
     suchlike according-to relate access user value related various designed intended process action task able option capable
     """.split()
-) | {"p:you", "p:your", "p:this", "p:we", "n:1"}  # fmt: skip
+) | {"p:you", "p:your", "p:this", "p:these", "p:those", "p:here", "p:we", "p:it", "p:its", "p:they", "p:them", "p:their", "n:1"}  # fmt: skip
 """Words that a statement may do without: what it tells stands in the others."""
 
 

@@ -65,8 +65,12 @@ class _Comparison:
         self.to = [rank[place] for _, place in pairs.order]
         self.strict = stored.strict_order or new.strict_order
         self.moves = 0
+        ends = Item("", hard=stored.tail, links=stored.tail_links), Item("", hard=new.tail, links=new.tail_links)
+        self.tails = ends if ends[0] != ends[1] else None
 
     def reason(self) -> str:
+        if self.tails is not None and not (self._same_links(*self.tails) and self._same_marks(*self.tails)):
+            return "links"
         blocks = self._blocks()
         if isinstance(blocks, str):
             return blocks
@@ -133,6 +137,10 @@ class _Comparison:
                 if not blocks and place == 0 and not self._same_links(before, after):
                     return "links"
                 blocks.append(_Block(place, at, 1))
+        if not self.relaxed and len(blocks) == 1 and any(
+            self.stored[p].possessive != self.new[a].possessive for a, p in enumerate(self.to)
+        ):
+            return "possessor"
         if len(blocks) == 1 and any(
             (self.stored[p].form == "passive") != (self.new[a].form == "passive") and not self._frame(a, p)
             for a, p in enumerate(self.to)

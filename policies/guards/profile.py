@@ -79,7 +79,8 @@ class Profile:
     names: frozenset[str] = frozenset()
     negations: tuple[str, ...] = ()
     hard: tuple[str, ...] = ()
-    past: bool = False
+    tense: frozenset[str] = _NO_MARKS
+    """past, perfect, as auxiliaries tell."""
     tail: frozenset[str] = _NO_MARKS
     tail_links: tuple[str, ...] = ()
     strict_order: bool = False
@@ -244,7 +245,9 @@ class _Reader:
 
     def _auxiliary(self, word: str, at: int) -> None:
         if word in PAST_AUXILIARY:
-            self.made.past = True
+            self.made.tense |= {"past"}
+        if word == "been":
+            self.made.tense |= {"perfect"}
         if word in {"has", "have", "had", "having"}:
             following = self.tokens[at + 1] if at + 1 < len(self.tokens) else None
             if following is None or following.kind != WORD or not (
@@ -254,6 +257,7 @@ class _Reader:
                     self._item(Item("w:hav", _NOTHING, STATEMENT.get("hav", _NOTHING)))
                 return
             self.aux = "have"
+            self.made.tense |= {"perfect"}
         elif word in PRESENT_BE or word in {"was", "were"}:
             self.aux = "be"
         else:
@@ -329,6 +333,4 @@ class _Reader:
         if self.links:
             self.links = []
         self.comma = self.article = self.opens = False
-        if item.key[0] != "w":
-            pass
         self.made.items.append(item)
