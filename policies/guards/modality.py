@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from policies.guards.alignment import align, is_statement
+from policies.guards.closed_words import NEGATION
 from policies.guards.profile import Item, Profile
 from policies.guards.quantities import QUANTIFIER_MARKS
 from policies.guards.stemming import BASE, ED
 
 _POSSIBLE: Final = frozenset({"can", "@can", "may"})
+_SOFT: Final = frozenset("@can can may @must must should @should will @how how what which @usedto".split())
 _NECESSARY: Final = frozenset({"must", "@must", "should", "@should"})
 
 
@@ -43,7 +45,9 @@ class ModalityGuard:
         for one, other in ((lone, fresh), (fresh, lone)):
             if one & _POSSIBLE and other & _NECESSARY:
                 return "modal"
-        return ""
+        if (lone ^ fresh) - _SOFT - QUANTIFIER_MARKS - NEGATION:
+            return "question"
+        return "tense" if ("past" in stored.tense) != ("past" in new.tense) else ""
 
 
 def _other_tense(before: Item, after: Item) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from policies.guards.alignment import is_statement
-from policies.guards.content import LIGHT
 from policies.guards.profile import Profile
+from policies.guards.statement_words import LIGHT
 
 # Written small, these are other words.
 _TWO_WORDS: Final = frozenset(

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from policies.guards.alignment import Alignment, align, is_statement
 from policies.guards.closed_words import NEGATION, SOFT_CONJUNCTION, SOFT_PREPOSITION
-from policies.guards.content import LIGHT
 from policies.guards.profile import Item, Profile
+from policies.guards.statement_words import LIGHT
 
 _AGENT: Final = frozenset({"by", "@by"})
 _LOOSE_AGENT: Final = frozenset({"by", "@by", "with", "through", "in", "of", "for", "from", "on"})

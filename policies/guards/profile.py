@@ -79,7 +79,7 @@ class Profile:
     names: frozenset[str] = frozenset()
     negations: tuple[str, ...] = ()
     hard: tuple[str, ...] = ()
-    tense: frozenset[str] = _NO_MARKS
+    tense: tuple[str, ...] = ()
     """past, perfect, as auxiliaries tell."""
     tail: frozenset[str] = _NO_MARKS
     tail_links: tuple[str, ...] = ()
@@ -149,6 +149,8 @@ class _Reader:
         self.hard: list[str] = []
         self.links: list[str] = []
         self.aux = ""
+        self.tense: list[str] = []
+        self.negations: list[str] = []
         self.sentence = 0
         self.comma = False
         self.article = False
@@ -171,7 +173,7 @@ class _Reader:
         made.dates = tuple(sorted(item.key for item in items if item.key[0] == "d" or item.key[2:] in _DATE_WORDS))
         made.names = frozenset(item.key for item in items if item.capital)
         marks = [mark for item in items for mark in item.hard] + self.hard
-        made.negations = tuple(sorted(mark for mark in marks if mark in NEGATION))
+        made.negations, made.tense = tuple(sorted(self.negations)), tuple(sorted(self.tense))
         made.hard = tuple(sorted(mark for mark in marks if mark not in NEGATION))
         made.strict_order = bool(_STRICT_ORDER & {item.key[2:] for item in items})
 
@@ -219,6 +221,7 @@ class _Reader:
         elif word in NEGATION:
             if not (word == "no" and token.first and at + 1 < len(self.tokens) and self.tokens[at + 1].kind == COMMA):
                 self.hard.append(word)
+                self.negations.append(word)
         elif word in AUXILIARY:
             self._auxiliary(word, at)
         elif word in MODAL:
@@ -245,9 +248,9 @@ class _Reader:
 
     def _auxiliary(self, word: str, at: int) -> None:
         if word in PAST_AUXILIARY:
-            self.made.tense |= {"past"}
+            self.tense.append("past")
         if word == "been":
-            self.made.tense |= {"perfect"}
+            self.tense.append("perfect")
         if word in {"has", "have", "had", "having"}:
             following = self.tokens[at + 1] if at + 1 < len(self.tokens) else None
             if following is None or following.kind != WORD or not (
@@ -257,7 +260,7 @@ class _Reader:
                     self._item(Item("w:hav", _NOTHING, STATEMENT.get("hav", _NOTHING)))
                 return
             self.aux = "have"
-            self.made.tense |= {"perfect"}
+            self.tense.append("perfect")
         elif word in PRESENT_BE or word in {"was", "were"}:
             self.aux = "be"
         else:
