@@ -46,8 +46,12 @@ class ContentGuard:
             for at, place in pairs.order
         )
         moved = sum(place < last for (_, last), (_, place) in pairwise(pairs.order))
+        other = changed + moved + max(0, marked - len(lone) - len(fresh))
+        framing = all(stored.items[at].key in FRAME for at in lone) and all(new.items[at].key in FRAME for at in fresh)
         # One word more, less or other in a text that else says the same word by word is what changes a meaning.
-        return "" if changed + moved + min(len(lone), len(fresh)) + max(0, marked - len(lone) - len(fresh)) >= _MIN_CHANGES else "edit"
+        if other >= 1 if framing else other + min(len(lone), len(fresh)) >= _MIN_CHANGES:
+            return ""
+        return "edit"
 
 
 def _count(items: list[Item], places: list[int]) -> int:

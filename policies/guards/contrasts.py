@@ -122,6 +122,8 @@ audio sound | text textual video
 string text | number integer boolean
 list | dictionary
 file | folder directory
+function method | class module
+function method class | parameter argument
 """
 
 

@@ -47,7 +47,9 @@ class ModalityGuard:
                 return "modal"
         if (lone ^ fresh) - _SOFT - QUANTIFIER_MARKS - NEGATION:
             return "question"
-        return "tense" if ("past" in stored.tense) != ("past" in new.tense) else ""
+        if ("past" in stored.tense) != ("past" in new.tense) or stored.answer != new.answer != "" != stored.answer:
+            return "tense"
+        return ""
 
 
 def _other_tense(before: Item, after: Item) -> bool:

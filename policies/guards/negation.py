@@ -9,7 +9,7 @@ from policies.guards.closed_words import NEGATION
 from policies.guards.profile import Profile
 
 _PLAIN: Final = frozenset("not no without cannot nor non nothing none neither".split())
-_MILD: Final = frozenset("avoid avoids avoided avoiding instead".split())
+_MILD: Final = frozenset("avoid avoids avoided avoiding".split())
 """Words that tell what is not done; a statement may say the same with other words."""
 
 

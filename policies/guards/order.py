@@ -32,6 +32,7 @@ _KINDS: Final = frozenset(
     "w:function w:method w:parameter w:argument w:clas w:class w:option w:command w:fil w:variabl w:fold w:librari w:packag "
     "w:modul w:attribut w:properti w:valu w:datasets w:dataset w:script w:objec w:format".split()
 )
+_OPENED: Final = frozenset({"of", "for"})
 _MAX_MOVES: Final = 4
 
 
@@ -87,6 +88,8 @@ class _Comparison:
 
     def _relaxed_reason(self, blocks: list[_Block]) -> str:
         """Where a statement is told in other words: no phrase may have taken another's place."""
+        if self._lone_moves(blocks):
+            return "moved"
         weighty = [block for block in blocks if self._weighty(block)]
         rank = {block.stored: number for number, block in enumerate(sorted(weighty))}
         for at, block in enumerate(weighty):
@@ -104,6 +107,38 @@ class _Comparison:
             ):  # fmt: skip
                 return "swap"
         return ""
+
+    def _lone_moves(self, blocks: list[_Block]) -> bool:
+        """Whether two single words have changed places, each behind the other's prepositions."""
+        singles = [block for block in blocks if block.size == 1]
+        for at, one in enumerate(singles):
+            for other in singles[at + 1 :]:
+                if other.stored > one.stored:
+                    continue
+                a, b = self.stored[one.stored], self.new[one.new]
+                c, d = self.stored[other.stored], self.new[other.new]
+                if (
+                    b.links == c.links and d.links == a.links and a.form == b.form and c.form == d.form
+                    and not self._accounted(a, b, one) and not self._accounted(c, d, other)
+                ):  # fmt: skip
+                    return True
+        return False
+
+    def _accounted(self, before: Item, after: Item, block: _Block) -> bool:
+        if before.key[0] == "p" or (before.links and before.links == after.links):
+            return True
+        if bool(before.links) != bool(after.links):
+            # An adjunct that has become the subject, or the other way round; a compound opened up with "of".
+            bare, linked = (after, before) if before.links else (before, after)
+            return (bare.opens and linked.links[-1] in _LOOSE_AGENT) or linked.links[-1] in _OPENED
+        ps, ns = block.stored, block.new
+        near = [self.stored[n].key for n in (ps - 1, ps + 1) if 0 <= n < len(self.stored)]
+        near_now = [self.new[n].key for n in (ns - 1, ns + 1) if 0 <= n < len(self.new)]
+        # "The function f" and "the f function".
+        return any(
+            key in near_now and (key[0] == "l" or before.key[0] == "l") and (key in _KINDS or before.key in _KINDS)
+            for key in near
+        )
 
     def _weighty(self, block: _Block) -> bool:
         """Some word of it is more than a general one."""
@@ -253,3 +288,17 @@ class _Comparison:
         return bool(
             behind.links and behind.links[-1] in soft and not owned.links and (ahead.possessive or self.relaxed)
         )  # fmt: skip
+
+
+def _longest_rising(blocks: list[_Block]) -> set[int]:
+    """Numbers of those that stay: the heaviest sequence of blocks in the stored order."""
+    best: list[tuple[int, int]] = []
+    for at, block in enumerate(blocks):
+        weight, before = max(((best[n][0], n) for n in range(at) if blocks[n].stored < block.stored), default=(0, -1))
+        best.append((weight + block.size, before))
+    at = max(range(len(best)), key=lambda n: best[n][0], default=-1)
+    kept: set[int] = set()
+    while at >= 0:
+        kept.add(at)
+        at = best[at][1]
+    return kept

@@ -104,9 +104,7 @@ in case → if
 in the event that → if
 provided that → if
 even though → although
-rather than → instead of
-in place of → instead of
-as opposed to → instead of
+(rather than|in place of|as opposed to|instead of) → instead
 a (number|variety|range) of → several
 a lot of → many
 lots of → many
@@ -139,7 +137,6 @@ due to → because
 because of → because
 as a result of → because
 owing to → because
-instead of → instead of
 no longer → not still
 not only → even
 at least → at-least

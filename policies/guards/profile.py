@@ -69,6 +69,8 @@ class Profile:
     english: bool = True
     software: bool = False
     question: bool = False
+    answer: str = ""
+    """The yes or no that it begins with."""
     opening: str = ""
     """What is asked for: how, what, ..., "yes/no", or "" for a statement or a command."""
     items: list[Item] = field(default_factory=list)
@@ -161,6 +163,7 @@ class _Reader:
         made, tokens = self.made, self.tokens
         made.software = _tells_of_software(tokens)
         made.opening = self._opening()
+        made.answer = tokens[0].text if tokens and tokens[0].text in {"yes", "no"} and tokens[1:2] else ""
         made.question = self.question or bool(made.opening)
         at = 0
         while at < len(tokens):
@@ -247,7 +250,7 @@ class _Reader:
         return 1
 
     def _auxiliary(self, word: str, at: int) -> None:
-        if word in PAST_AUXILIARY:
+        if word in PAST_AUXILIARY or (word == "used" and self.aux == "past"):
             self.tense.append("past")
         if word == "been":
             self.tense.append("perfect")
