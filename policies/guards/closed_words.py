@@ -142,6 +142,11 @@ back: back
 away: away
 outside: outside
 """)
+DIRECTION: Final = _words(
+    "from before after since until under above below against toward across along around near behind beside beyond despite "
+    "off down outside than onto away"
+)
+"""No other wording changes these."""
 SOFT_PREPOSITION: Final = _words("of in on at to for by with as through")
 """Where a statement is put in other words, these take each other's place without another direction, time or side."""
 

@@ -96,6 +96,7 @@ north | south
 east | west
 inside internal | outside external
 row record | column
+custom customized tailored | default standard builtin
 key | value
 name | value
 client | server

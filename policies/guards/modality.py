@@ -41,6 +41,8 @@ class ModalityGuard:
     @staticmethod
     def _statement(stored: Profile, new: Profile) -> str:
         before, after = set(stored.hard), set(new.hard)
+        if bool(before & _NECESSARY) != bool(after & _NECESSARY):
+            return "modal"
         lone, fresh = before - after, after - before
         for one, other in ((lone, fresh), (fresh, lone)):
             if one & _POSSIBLE and other & _NECESSARY:

@@ -50,6 +50,8 @@ class OrderGuard:
 
     def refuses(self, stored: Profile, new: Profile) -> str:
         pairs = align(stored, new)
+        if stored.directions != new.directions:
+            return "direction"
         return _Comparison(stored, new, pairs).reason()
 
 

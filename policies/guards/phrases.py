@@ -77,8 +77,8 @@ by (using|utilizing|utilising|employing) → @by
 (using|utilizing|utilising|employing|via) → @by
 by way of → @by
 making use of → @by
-(is|are|be|was|were) (used|employed|utilized|utilised) (to|for) → to
-(is|are|be|was|were) (used|employed|utilized|utilised) as → as
+(is|are|be) (used|employed|utilized|utilised) (to|for) → to
+(is|are|be) (used|employed|utilized|utilised) as → as
 (can|may) be (used|employed|utilized|utilised) to → @can to
 (serve|serves) to → to
 (serve|serves) as → is

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from policies.guards.closed_words import (
-    AUXILIARY, CONJUNCTION, DISCOURSE, ENGLISH, FOREIGN, MODAL, NEGATION, PAST_AUXILIARY, PREPOSITION, PRESENT_BE,
+    AUXILIARY, CONJUNCTION, DIRECTION, DISCOURSE, ENGLISH, FOREIGN, MODAL, NEGATION, PAST_AUXILIARY, PREPOSITION, PRESENT_BE,
     PRONOUN, QUANTIFIER, QUESTION, SILENT,
 )  # fmt: skip
 from policies.guards.numerals import CARDINALS, MONTHS, ORDINALS, SCALES, plain, spoken_number, unit_of, written_number
@@ -85,6 +85,8 @@ class Profile:
     """past, perfect, as auxiliaries tell."""
     tail: frozenset[str] = _NO_MARKS
     tail_links: tuple[str, ...] = ()
+    directions: tuple[str, ...] = ()
+    """Prepositions of place, time and direction, which no other wording changes."""
     strict_order: bool = False
 
 
@@ -92,6 +94,7 @@ _DATE_WORDS = frozenset(MONTHS) - {"may", "march", "mar"} | frozenset(
     "monday tuesday wednesday thursday friday saturday sunday today tomorrow yesterday tonight morning afternoon evening "
     "night noon midnight weekend weekday spring summer autumn fall winter christmas easter".split()
 )
+_COMPARING = frozenset({"than", "instead", "before", "after", "unlike", "until"})
 _CLAUSES = frozenset({"when", "where"})
 _END = Token(STOP, "")
 _STRICT_ORDER = frozenset("respectively former latter vice versa".split())
@@ -178,7 +181,9 @@ class _Reader:
         marks = [mark for item in items for mark in item.hard] + self.hard
         made.negations, made.tense = tuple(sorted(self.negations)), tuple(sorted(self.tense))
         made.hard = tuple(sorted(mark for mark in marks if mark not in NEGATION))
-        made.strict_order = bool(_STRICT_ORDER & {item.key[2:] for item in items})
+        links = [link for item in items for link in item.links] + self.links
+        made.directions = tuple(sorted(link for link in links if link in DIRECTION)) + (("or",) if "or" in links else ())
+        made.strict_order = not _COMPARING.isdisjoint(links) or not _COMPARING.isdisjoint(made.negations) or bool(_STRICT_ORDER & {item.key[2:] for item in items})
 
     def _opening(self) -> str:
         for token, following in zip(self.tokens, [*self.tokens[1:], _END], strict=True):

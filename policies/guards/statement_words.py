@@ -14,17 +14,18 @@ def _stems(text: str) -> frozenset[str]:
 
 FRAME: Final = _stems(
     """
-    ability able access according-to action allow argument available call capability capable certain class contain
-    data dataset designed employ enable exist facilitate feature following function functionality furnish given have
-    include information intended kind library manner method module offer option order parameter particular possible
-    process provide purpose relate related serve set specific specified suchlike support task type use user utilize
-    value various way
+    ability able access according-to action allow available call capability capable certain class contain
+    data designed employ enable exist facilitate following function functionality furnish given have
+    include information intended kind manner method offer option order particular possible
+    provide purpose relate related serve set specific specified suchlike support task type use utilize
+    various way
     """
 ) | {"p:you", "p:your", "p:this", "p:these", "p:those", "p:here", "p:we", "p:it", "p:its", "p:they", "p:them", "p:their", "n:1"}
 """Words that a statement may do without: what it tells stands in the others."""
 
 _GENERAL: Final = _stems(
     """
+    module library value user process feature argument parameter
     attribute size special specially effectively properly assign knowledge similar convenient workflow eager own progress progressive achieve practical practically precise precisely assess suitable search distinct combine easily optionally optional
     account accuracy achieve actual additionally adhere advice aspect assemble back basis become behavior benefit
     broad caliber case characteristic citation clear click code collective combination come common commonly complex
@@ -109,6 +110,7 @@ _COMMON: Final = _stems(
 )
 _WEIGHTY: Final = _stems(
     """
+    input output mode path separately exactly drop dump pool prompt inherit conversion extra
     absent apart arbitrary archive audio automatic bad best block boolean break briefly broken bypass
     cache circumvent clear close column compile compress constant copy
     deactivate decode decompress decrease delete deny deploy deprecated destroy difficulty diminish
