@@ -28,7 +28,7 @@ _OPPOSITES = [
     returns deletes;create delete;creates deletes;show hide;split merge;training testing;train test;audio video;
     horizontal vertical;north south;east west;day night;morning evening;man woman;husband wife;teacher student;
     can must;can cannot;must may;should must;is was;are were;will did;does did;do did;and or;who what;where when;
-    when why;how why;what where;he she;him her;his her;my your;i you;we they;from to;into from;on under;in near;
+    when why;how why;what where;he she;him her;his her;my your;we they;from to;into from;on under;in near;
     for against;at after;by without;Monday Friday;January July;today tomorrow;yesterday today;English French;
     Python Java;kg lb;kilograms pounds;km miles;meters feet;minutes hours;seconds minutes;days weeks;percent degrees;
     gb mb;celsius fahrenheit;dollars euros;am pm;million billion;hundred thousand;two three;one five;ten twelve;
@@ -47,7 +47,7 @@ _WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 _FUNCTION_WORDS = frozenset(
     "a an the such of to in on at for from by with and or is are was were be been being it its this that these those as "
     "you your i we he she they their his her which who what when where how why if can could will would should must may "
-    "do does did has have not no".split()
+    "do does did has have not no used use uses using allows".split()
 )
 _LISTED = re.compile(r"\b(and|or|and/or|both|either|between|with|to|of|is|are|also|e\.g|such as|like)\b|,|/")
 

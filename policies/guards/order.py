@@ -34,6 +34,7 @@ _KINDS: Final = frozenset(
 )
 _OPENED: Final = frozenset({"of", "for"})
 _MAX_MOVES: Final = 4
+_REWORDED: Final = 2
 
 
 class _Block(NamedTuple):
@@ -41,6 +42,14 @@ class _Block(NamedTuple):
     """Where it begins in the stored text, in paired items."""
     new: int
     size: int
+
+
+def _construction(profile: Profile) -> tuple[str, ...]:
+    return tuple(mark for mark in profile.hard if mark in _SOFT_MARKS)
+
+
+def _instruments(profile: Profile) -> int:
+    return sum(link in _AGENT for item in profile.items for link in item.links)
 
 
 class OrderGuard:
@@ -57,11 +66,14 @@ class OrderGuard:
 
 class _Comparison:
     def __init__(self, stored: Profile, new: Profile, pairs: Alignment) -> None:
-        reworded = (
-            pairs.stored_only or pairs.new_only or any(stored.items[s].key != new.items[n].key for n, s in pairs.order)
+        reworded = len(pairs.stored_only) + len(pairs.new_only) + sum(
+            stored.items[place].key != new.items[at].key for at, place in pairs.order
         )
-        # The same words in another order are no other wording.
-        self.relaxed = bool(reworded) and is_statement(stored, new)
+        # The same words in another order are no other wording; another construction is: "you can", "by using".
+        reworded += _construction(stored) != _construction(new)
+        reworded += _instruments(stored) != _instruments(new)
+        self.relaxed = reworded > 0 and is_statement(stored, new)
+        self.free = reworded >= _REWORDED and self.relaxed
         self.stored = [stored.items[place] for place in sorted(place for _, place in pairs.order)]
         rank = {place: number for number, place in enumerate(sorted(place for _, place in pairs.order))}
         self.new = [new.items[at] for at, _ in pairs.order]
@@ -79,7 +91,7 @@ class _Comparison:
             return blocks
         if len(blocks) > 1 and self.strict:
             return "order"
-        if self.relaxed:
+        if self.free:
             return self._relaxed_reason(blocks)
         while len(blocks) > 1:
             merged = self._merge(blocks)
