@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.guards.closed_words import AGENT, MODALS
 from policies.guards.profile import Item, Profile
 
 
@@ -65,3 +66,23 @@ def _stand_in(item: Item, stored: Profile, free: list[int], expected: int, *, re
 def is_statement(stored: Profile, new: Profile) -> bool:
     """Both tell of software rather than ask: more words and more orders are the same there."""
     return stored.software and new.software and not stored.question and not new.question
+
+
+def rewording(stored: Profile, new: Profile, pairs: Alignment) -> int:
+    """How much of one text is put in other words in the other: words alone, and constructions such as "by using".
+
+    The same words in another order are no other wording.
+    """
+    changed = sum(stored.items[place].key != new.items[at].key for at, place in pairs.order)
+    words = len(pairs.stored_only) + len(pairs.new_only) + changed
+    return words + constructions(stored, new) if words else 0
+
+
+def constructions(stored: Profile, new: Profile) -> int:
+    """0 to 2: whether modals and the like differ, and whether instruments are marked as often."""
+    before, after = ([mark for mark in p.hard if mark in MODALS] for p in (stored, new))
+    return (before != after) + (_instruments(stored) != _instruments(new))
+
+
+def _instruments(profile: Profile) -> int:
+    return sum(link in AGENT for item in profile.items for link in item.links)

@@ -21,7 +21,7 @@ def _classes(text: str) -> dict[str, str]:
     return table
 
 
-SILENT: Final = _words("a an the that which who there")
+SILENT: Final = _words("a an the that which there")
 """Say nothing that the other words do not say, but where a question opens with them."""
 
 PRESENT_BE: Final = _words("is are am be been being")
@@ -143,7 +143,7 @@ away: away
 outside: outside
 """)
 DIRECTION: Final = _words(
-    "from before after since until under above below against toward across along around near behind beside beyond despite "
+    "before after since until under above below against toward across along around near behind beside beyond despite "
     "off down outside than onto away"
 )
 """No other wording changes these."""
@@ -160,6 +160,13 @@ because: because
 so: so
 then: then
 """)
+AGENT: Final = frozenset({"by", "@by"})
+MODALS: Final = _words("@can can @must must @how how will may should @should")
+SOFT_MARKS: Final = MODALS | _words(
+    "either usually several some many such other @usedto what which "
+    "also each both"
+)
+"""Modals and the like that come and go where a statement is put in other words; other guards weigh them as a whole."""
 SOFT_CONJUNCTION: Final = _words("and but so then")
 
 PRONOUN: Final = _words(
@@ -180,7 +187,7 @@ LANGUAGE_NAMES: Final = _words(
 )
 
 ENGLISH: Final = (
-    SILENT | AUXILIARY | NEGATION | PRONOUN | frozenset(MODAL) | frozenset(QUESTION) | frozenset(QUANTIFIER)
+    SILENT | AUXILIARY | NEGATION | PRONOUN | DISCOURSE | frozenset(MODAL) | frozenset(QUESTION) | frozenset(QUANTIFIER)
     | frozenset(PREPOSITION) | frozenset(CONJUNCTION)
 )  # fmt: skip
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
-from policies.guards.alignment import align, is_statement
+from policies.guards.alignment import align, constructions, is_statement
 from policies.guards.profile import Item, Profile
 from policies.guards.statement_words import FRAME, LIGHT
 
-_MAX_LIGHT: Final = 4
-_MAX_FRAME: Final = 4
+_MAX_LIGHT: Final = 5
+_MAX_FRAME: Final = 5
 _MIN_CHANGES: Final = 2
 _MAX_UNBALANCED: Final = 1
 
@@ -33,10 +33,10 @@ class ContentGuard:
             if any(items[at].key not in LIGHT for at in places):
                 return "word"
             count = sum(items[at].key not in FRAME for at in places)
-            if count > _MAX_LIGHT or len(places) - count > _MAX_FRAME or 5 * len(places) > 2 * len(items):
+            if count > _MAX_LIGHT or len(places) - count > _MAX_FRAME or 2 * len(places) > len(items):
                 return "words"
             heavy += count
-        if heavy > _MAX_LIGHT + 1:
+        if heavy > _MAX_LIGHT + 2:
             return "words"
         if abs(_count(stored.items, lone) - _count(new.items, fresh)) > _MAX_UNBALANCED:
             return "one-sided"
@@ -49,7 +49,9 @@ class ContentGuard:
         other = changed + moved + max(0, marked - len(lone) - len(fresh))
         framing = all(stored.items[at].key in FRAME for at in lone) and all(new.items[at].key in FRAME for at in fresh)
         # One word more, less or other in a text that else says the same word by word is what changes a meaning.
-        if other >= 1 if framing else other + min(len(lone), len(fresh)) >= _MIN_CHANGES:
+        if framing:
+            return "" if other + constructions(stored, new) else "edit"
+        if other + min(len(lone), len(fresh)) >= _MIN_CHANGES:
             return ""
         return "edit"
 

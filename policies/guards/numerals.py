@@ -97,7 +97,7 @@ mile/h
 """
 UNITS: Final = {word: row.split()[0] for row in _UNIT_ROWS.strip().splitlines() for word in row.split()}
 # Words as well as units: they are read as units only next to a number, where they cannot be the word.
-_NOT_AFTER_A_SPACE = frozenset("in a c f s m l h w v g us".split())
+_NOT_AFTER_A_SPACE = frozenset("in a us".split())
 
 MONTHS: Final = {
     name: number

@@ -9,30 +9,26 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from policies.guards.alignment import Alignment, align, is_statement
-from policies.guards.closed_words import NEGATION, SOFT_CONJUNCTION, SOFT_PREPOSITION
+from policies.guards.alignment import Alignment, align, is_statement, rewording
+from policies.guards.closed_words import AGENT, NEGATION, SOFT_CONJUNCTION, SOFT_MARKS, SOFT_PREPOSITION
 from policies.guards.profile import Item, Profile
 from policies.guards.statement_words import LIGHT
 
-_AGENT: Final = frozenset({"by", "@by"})
 _LOOSE_AGENT: Final = frozenset({"by", "@by", "with", "through", "in", "of", "for", "from", "on"})
 _ADJUNCT: Final = frozenset(
     "by @by with in on at for from to if when because after before during since until as without while under through".split()
 )
-_SOFT_LINKS: Final = (SOFT_PREPOSITION | SOFT_CONJUNCTION | {"@by", "into", "when", "where", "like", "up", "out", "about"}) - {"by"}
+_SOFT_LINKS: Final = (SOFT_PREPOSITION | SOFT_CONJUNCTION | {"@by", "into", "from", "when", "where", "like", "up", "out", "about"}) - {"by"}
 _NEAR: Final = (
     {"by", "with"}, {"by", "@by"}, {"by", "through"}, {"by", "from"}, {"over", "through"}, {"from", "in"},
     {"when", "during"}, {"if", "when"}, {"per", "for"}, {"between", "among"}, {"after", "then"}, {"back"},
 )  # fmt: skip
-_SOFT_MARKS: Final = frozenset(
-    "@can can @must must @how how will may should @should either usually several some many such other @usedto what which also each both".split()
-)
-_GENERIC: Final = frozenset({"@can", "@how", "@must", "@should"})
 _KINDS: Final = frozenset(
     "w:function w:method w:parameter w:argument w:clas w:class w:option w:command w:fil w:variabl w:fold w:librari w:packag "
     "w:modul w:attribut w:properti w:valu w:datasets w:dataset w:script w:objec w:format".split()
 )
 _OPENED: Final = frozenset({"of", "for"})
+_TOWARDS: Final = frozenset({"to", "into"})
 _MAX_MOVES: Final = 4
 _REWORDED: Final = 2
 
@@ -42,14 +38,6 @@ class _Block(NamedTuple):
     """Where it begins in the stored text, in paired items."""
     new: int
     size: int
-
-
-def _construction(profile: Profile) -> tuple[str, ...]:
-    return tuple(mark for mark in profile.hard if mark in _SOFT_MARKS)
-
-
-def _instruments(profile: Profile) -> int:
-    return sum(link in _AGENT for item in profile.items for link in item.links)
 
 
 class OrderGuard:
@@ -66,12 +54,7 @@ class OrderGuard:
 
 class _Comparison:
     def __init__(self, stored: Profile, new: Profile, pairs: Alignment) -> None:
-        reworded = len(pairs.stored_only) + len(pairs.new_only) + sum(
-            stored.items[place].key != new.items[at].key for at, place in pairs.order
-        )
-        # The same words in another order are no other wording; another construction is: "you can", "by using".
-        reworded += _construction(stored) != _construction(new)
-        reworded += _instruments(stored) != _instruments(new)
+        reworded = rewording(stored, new, pairs)
         self.relaxed = reworded > 0 and is_statement(stored, new)
         self.free = reworded >= _REWORDED and self.relaxed
         self.stored = [stored.items[place] for place in sorted(place for _, place in pairs.order)]
@@ -178,6 +161,8 @@ class _Comparison:
             before, after = self.stored[place], self.new[at]
             if not self._same_marks(before, after):
                 return "marks"
+            if ("from" in before.links) != ("from" in after.links) and not _TOWARDS.isdisjoint(before.links + after.links):
+                return "direction"
             if blocks and place == self.to[at - 1] + 1:
                 if not self._same_links(before, after):
                     return "links"
@@ -203,7 +188,7 @@ class _Comparison:
     def _same_marks(self, before: Item, after: Item) -> bool:
         if before.hard == after.hard:
             return True
-        return self.relaxed and (before.hard ^ after.hard) - NEGATION <= _SOFT_MARKS
+        return self.relaxed and (before.hard ^ after.hard) - NEGATION <= SOFT_MARKS
 
     def _same_links(self, before: Item, after: Item) -> bool:
         if before.links == after.links:
@@ -255,10 +240,10 @@ class _Comparison:
 
     def _agent(self, subject: Item, agent: Item, rest: Item, opening: Item) -> bool:
         """The subject of one text stands behind "by" in the other."""
-        marks = _LOOSE_AGENT if self.relaxed else _AGENT
+        marks = _LOOSE_AGENT if self.relaxed else AGENT
         return bool(
             subject.opens and not subject.links and agent.links and agent.links[-1] in marks
-            and not (rest.links and rest.links[-1] in _AGENT) and (self.relaxed or opening.opens)
+            and not (rest.links and rest.links[-1] in AGENT) and (self.relaxed or opening.opens)
         )  # fmt: skip
 
     def _verb(self, p: _Block, q: _Block) -> bool:

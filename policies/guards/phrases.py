@@ -11,12 +11,11 @@ from typing import Final
 
 # (a|b) in a row stands for either, (a|) for an optional word.
 _ROWS = """
-can not → not can
+(can not|cannot) → not can
 can't → not can
 (can|could|would|will) you (please|kindly|) (tell|explain to|show|help) me → @ask
 (can|could|would|will) you (please|kindly|) (explain|describe) → @ask
 (please|kindly|) (tell|show) me → @ask
-please explain → @ask
 do you know → @ask
 i (want|need|wish) to know → @ask
 i would like to know → @ask
