@@ -47,7 +47,7 @@ _WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 _FUNCTION_WORDS = frozenset(
     "a an the such of to in on at for from by with and or is are was were be been being it its this that these those as "
     "you your i we he she they their his her which who what when where how why if can could will would should must may "
-    "do does did has have not no used use uses using allows".split()
+    "do does did has have not no used use uses using allows there only almost".split()
 )
 _LISTED = re.compile(r"\b(and|or|and/or|both|either|between|with|to|of|is|are|also|e\.g|such as|like)\b|,|/")
 
@@ -99,7 +99,11 @@ def _opposite(text: str, chance: random.Random) -> str | None:
 
 
 def _negated(text: str, chance: random.Random) -> str | None:
-    found = [word for word in _outside_code(text) if word.group().lower() in _VERBS]
+    found = [
+        word
+        for word in _outside_code(text)
+        if word.group().lower() in _VERBS and not re.match(r" (not|never|rarely|only|hardly|no)\b", text[word.end() :])
+    ]
     if not found:
         return None
     word = chance.choice(found)
@@ -157,7 +161,11 @@ def _exchanged(text: str, chance: random.Random) -> str | None:
 
 
 def _limited(text: str, chance: random.Random) -> str | None:
-    found = [word for word in _content(text) if word.group()[0].islower()]
+    found = [
+        word
+        for word in _content(text)
+        if word.group()[0].islower() and not re.search(r"\b(only|almost|except|without|instead of|no) $", text[: word.start()])
+    ]
     if not found:
         return None
     word = chance.choice(found)

@@ -13,6 +13,7 @@ _MAX_LIGHT: Final = 5
 _MAX_FRAME: Final = 5
 _MIN_CHANGES: Final = 2
 _MAX_UNBALANCED: Final = 1
+_MIN_HELD: Final = 2
 
 
 class ContentGuard:
@@ -38,6 +39,10 @@ class ContentGuard:
             heavy += count
         if heavy > _MAX_LIGHT + 2:
             return "words"
+        if heavy:
+            held = {stored.items[place].key for at, place in pairs.order if stored.items[place].key == new.items[at].key}
+            if len(held - LIGHT) < _MIN_HELD:
+                return "nothing to go by"
         if abs(_count(stored.items, lone) - _count(new.items, fresh)) > _MAX_UNBALANCED:
             return "one-sided"
         changed = sum(stored.items[place].key != new.items[at].key for at, place in pairs.order)

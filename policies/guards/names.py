@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.guards.alignment import is_statement
 from policies.guards.profile import Profile
-from policies.guards.statement_words import LIGHT
 
 # Written small, these are other words.
 _TWO_WORDS: Final = frozenset(
@@ -23,17 +21,11 @@ class NameGuard:
     def refuses(self, stored: Profile, new: Profile) -> str:
         if stored.names == new.names:
             return ""
-        if not (stored.names <= new.keys and new.names <= stored.keys) and not self._titles(stored, new):
+        if not (stored.names <= new.keys and new.names <= stored.keys):
             return "name"
         if not _TWO_WORDS.isdisjoint(stored.names ^ new.names) and not self._opens(stored, new):
             return "case"
         return ""
-
-    @staticmethod
-    def _titles(stored: Profile, new: Profile) -> bool:
-        """Capitals of a statement's headings, on general words."""
-        lone = (stored.names - new.keys) | (new.names - stored.keys)
-        return is_statement(stored, new) and lone <= LIGHT
 
     @staticmethod
     def _opens(stored: Profile, new: Profile) -> bool:

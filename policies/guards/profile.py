@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 from policies.guards.closed_words import (
@@ -186,7 +187,7 @@ class _Reader:
         made.strict_order = not _COMPARING.isdisjoint(links) or not _COMPARING.isdisjoint(made.negations) or bool(_STRICT_ORDER & {item.key[2:] for item in items})
 
     def _opening(self) -> str:
-        for token, following in zip(self.tokens, [*self.tokens[1:], _END], strict=True):
+        for token, following in pairwise([*self.tokens, _END]):
             if token.kind == WORD:
                 if token.text == "@ask" or token.text in DISCOURSE:
                     continue

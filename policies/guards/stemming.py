@@ -33,7 +33,7 @@ weep wept; win won; write wrote written; rewrite rewrote rewritten; overwrite ov
 """
 _IRREGULAR_NOUNS = """
 child children; foot feet; tooth teeth; goose geese; mouse mice; man men; woman women; person people; ox oxen;
-life lives; wife wives; knife knives; leaf leaves; half halves; shelf shelves; wolf wolves; thief thieves; loaf loaves;
+life lives; wife wives; knife knives; half halves; shelf shelves; wolf wolves; thief thieves; loaf loaves;
 index indices; matrix matrices; vertex vertices; analysis analyses; crisis crises; thesis theses; hypothesis hypotheses;
 phenomenon phenomena; criterion criteria; axis axes; datum data; medium media
 """
@@ -52,7 +52,7 @@ _WHOLE = frozenset(
     naked wicked beloved indeed need feed seed speed weed bleed breed exceed proceed succeed embed led fed
     united limited evening being beijing boring bored exciting excited tiring tired interesting interested
     confusing confused annoying annoyed amazing amazed scaring scared frightening frightened
-    offspring outstanding pending according including regarding concerning following
+    offspring outstanding pending according regarding concerning following
     """.split()
 )  # fmt: skip
 
@@ -65,6 +65,8 @@ def _forms() -> dict[str, tuple[str, str]]:
     for line in _IRREGULAR_NOUNS.replace("\n", " ").split(";"):
         base, *forms = line.split()
         table.update({form: (base, BASE) for form in forms})
+    table.update({"using": ("use", ING), "dying": ("die", ING), "lying": ("lie", ING), "tying": ("tie", ING)})
+    table.update({"died": ("die", ED), "lied": ("lie", ED), "tied": ("tie", ED), "owing": ("owe", ING), "going": ("go", ING), "goes": ("go", BASE)})
     return table
 
 
@@ -72,17 +74,47 @@ _FORMS: Final = _forms()
 _VOWELS = "aeiouy"
 
 
-def _tidy(root: str) -> str:
-    """One stem for "hop-" of hopping and "mov-" of moving alike: no doubled last consonant, no silent e."""
-    if len(root) > 3 and root[-1] == root[-2] and root[-1] not in "aeiouls":
-        return root[:-1]
-    if len(root) > 4 and root.endswith("ll"):
-        return root[:-1]
-    if len(root) > 2 and root[-1] == "e" and root[-2] != "e":
-        return root[:-1]
-    if len(root) > 3 and root[-1] == "y" and root[-2] not in _VOWELS:
-        return root[:-1] + "i"
-    return root
+_KEEP_E = frozenset("humane morale locale urbane rationale finale".split())
+_DOUBLED = frozenset("add odd egg inn ebb err butt mitt".split())
+# Verbs in -e after two consonants, where most have none.
+_WITH_E = frozenset("cach ach creat recreat past tast wast hast bast chang rang hing ting sing bath breath cloth solv".split())
+
+
+def _syllables(root: str) -> int:
+    """Groups of vowels, a silent e at the end not counted."""
+    count, before = 0, False
+    for letter in root.removesuffix("e"):
+        vowel = letter in _VOWELS
+        count += vowel and not before
+        before = vowel
+    return count
+
+
+def _tidy(base: str) -> str:
+    """The stem of a word without ending: long words lose a silent e, short ones keep it: "plane" is no "plan"."""
+    if len(base) > 3 and base[-1] == base[-2] and base[-1] not in "aeiouls" and base not in _DOUBLED:
+        return base[:-1]
+    if len(base) > 4 and base.endswith("ll") and _syllables(base) > 1:
+        return base[:-1]
+    if len(base) > 3 and base[-1] == "e" and base[-2] != "e" and base not in _KEEP_E:
+        return base[:-1] if _syllables(base) > 1 else base
+    if len(base) > 3 and base[-1] == "y" and base[-2] not in _VOWELS:
+        return base[:-1] + "i"
+    return base
+
+
+def _without_ending(root: str) -> str:
+    """What is left of a word without -ed or -ing, made the stem of its base: hopping to hop, hoping to hope."""
+    if len(root) < 2:
+        return root
+    if _syllables(root) > 1 or (root[-1] == root[-2] and root[-1] not in "aeiou"):
+        return _tidy(root)
+    two = root[-2] in _VOWELS and len(root) > 2 and root[-3] in _VOWELS
+    if root in _WITH_E or root[-1] in "cvuz" or (root[-1] == "s" and root[-2] != "s") or root.endswith(("dg", "rg", "nc", "dl", "cl", "bl", "pl", "tl", "fl", "gl", "kl", "zl")):
+        return root + "e"
+    if root[-1] not in "aeiouwxy" and root[-2] in _VOWELS and not two:
+        return root + "e"
+    return _tidy(root)
 
 
 def _has_vowel(root: str) -> bool:
@@ -98,9 +130,11 @@ def stem(word: str) -> tuple[str, str]:
     if len(word) < 4 or word in _WHOLE:
         return (word if word in _WHOLE else _tidy(word)), BASE
     if word.endswith("ing") and len(word) > 5 and _has_vowel(word[:-3]):
-        return _tidy(word[:-3]), ING
+        return _without_ending(word[:-3]), ING
+    if word.endswith("eed") and len(word) > 5:
+        return word[:-1], ED
     if word.endswith("ed") and len(word) > 4 and _has_vowel(word[:-2]):
-        return _tidy(word[:-2]), ED
+        return _without_ending(word[:-2]), ED
     return _plural(word), BASE
 
 

@@ -59,13 +59,13 @@ def tally(pairs: Sequence[Pair], cosine: Cosine | None = None) -> Tally:
             made.right += 1
             made.right_served += not against
             made.cosine_right += near
-            made.lost.update(against if len(against) == 1 else ())
+            made.lost.update(list(against) if len(against) == 1 else ())
         else:
             made.wrong += 1
             made.wrong_served += not against
             made.cosine_wrong += near
-            made.refused.update(against)
-            made.alone.update(against if len(against) == 1 else ())
+            made.refused.update(list(against))
+            made.alone.update(list(against) if len(against) == 1 else ())
     return made
 
 
