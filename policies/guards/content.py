@@ -14,6 +14,7 @@ _MAX_FRAME: Final = 5
 _MIN_CHANGES: Final = 2
 _MAX_UNBALANCED: Final = 1
 _MIN_HELD: Final = 2
+_LITERAL_COUNTS: Final = 2
 
 
 class ContentGuard:
@@ -41,7 +42,7 @@ class ContentGuard:
             return "words"
         if heavy:
             held = {stored.items[place].key for at, place in pairs.order if stored.items[place].key == new.items[at].key}
-            if len(held - LIGHT) < _MIN_HELD:
+            if sum(_LITERAL_COUNTS if key[0] == "l" else 1 for key in held - LIGHT) < _MIN_HELD:
                 return "nothing to go by"
         if abs(_count(stored.items, lone) - _count(new.items, fresh)) > _MAX_UNBALANCED:
             return "one-sided"

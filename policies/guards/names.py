@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from policies.guards.profile import Profile
+from policies.guards.stemming import stem
 
 # Written small, these are other words.
 _TWO_WORDS: Final = frozenset(
-    f"w:{word}" for word in "may march august polish turkey china apple amazon java python oracle us who it chad jordan bill "
+    f"w:{stem(word)[0]}" for word in "may march august polish turkey china apple amazon java python oracle us who it chad jordan bill "
     "mark rob will frank grant pat sue rose lily amber ruby crystal dick jack john bob art gene miles".split()
 )  # fmt: skip
 

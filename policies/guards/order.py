@@ -13,6 +13,7 @@ from policies.guards.alignment import Alignment, align, is_statement, rewording
 from policies.guards.closed_words import AGENT, NEGATION, SOFT_CONJUNCTION, SOFT_MARKS, SOFT_PREPOSITION
 from policies.guards.profile import Item, Profile
 from policies.guards.statement_words import LIGHT
+from policies.guards.stemming import stem
 
 _LOOSE_AGENT: Final = frozenset({"by", "@by", "with", "through", "in", "of", "for", "from", "on"})
 _ADJUNCT: Final = frozenset(
@@ -24,8 +25,9 @@ _NEAR: Final = (
     {"when", "during"}, {"if", "when"}, {"per", "for"}, {"between", "among"}, {"after", "then"}, {"back"},
 )  # fmt: skip
 _KINDS: Final = frozenset(
-    "w:function w:method w:parameter w:argument w:clas w:class w:option w:command w:fil w:variabl w:fold w:librari w:packag "
-    "w:modul w:attribut w:properti w:valu w:datasets w:dataset w:script w:objec w:format".split()
+    "w:" + stem(word)[0]
+    for word in "function method parameter argument class option command file variable folder library package module "
+    "attribute property value dataset script object format".split()
 )
 _OPENED: Final = frozenset({"of", "for"})
 _TOWARDS: Final = frozenset({"to", "into"})

@@ -266,7 +266,7 @@ class _Reader:
                 stem(following.text)[1] == ED or following.text in {"been", "not", "ever", "never", "already"}
             ):
                 if self.aux != "do" and not (following and following.text in PRONOUN):
-                    self._item(Item("w:hav", _NOTHING, STATEMENT.get("hav", _NOTHING)))
+                    self._item(Item("w:have", _NOTHING, STATEMENT.get("have", _NOTHING)))
                 return
             self.aux = "have"
             self.tense.append("perfect")

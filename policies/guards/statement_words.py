@@ -110,7 +110,7 @@ _COMMON: Final = _stems(
 )
 _WEIGHTY: Final = _stems(
     """
-    input output mode path separately exactly drop dump pool prompt inherit conversion extra
+    input output mode path separately exactly drop pool prompt inherit
     absent apart arbitrary archive audio automatic bad best block boolean break briefly broken bypass
     cache circumvent clear close column compile compress constant copy
     deactivate decode decompress decrease delete deny deploy deprecated destroy difficulty diminish
