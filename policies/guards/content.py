@@ -12,7 +12,7 @@ from policies.guards.statement_words import FRAME, LIGHT
 _MAX_LIGHT: Final = 5
 _MAX_FRAME: Final = 5
 _MIN_CHANGES: Final = 2
-_MAX_UNBALANCED: Final = 1
+_MAX_UNBALANCED: Final = 2
 _MIN_HELD: Final = 2
 _LITERAL_COUNTS: Final = 2
 
@@ -42,7 +42,7 @@ class ContentGuard:
             return "words"
         if heavy:
             held = {stored.items[place].key for at, place in pairs.order if stored.items[place].key == new.items[at].key}
-            if sum(_LITERAL_COUNTS if key[0] == "l" else 1 for key in held - LIGHT) < _MIN_HELD:
+            if sum(_LITERAL_COUNTS if key[0] == "l" else 1 for key in held - LIGHT) < _MIN_HELD and heavy > len(held) // 4:
                 return "nothing to go by"
         if abs(_count(stored.items, lone) - _count(new.items, fresh)) > _MAX_UNBALANCED:
             return "one-sided"
@@ -57,7 +57,7 @@ class ContentGuard:
         # One word more, less or other in a text that else says the same word by word is what changes a meaning.
         if framing:
             return "" if other + constructions(stored, new) else "edit"
-        if other + min(len(lone), len(fresh)) >= _MIN_CHANGES:
+        if other + constructions(stored, new) + min(len(lone), len(fresh)) >= _MIN_CHANGES:
             return ""
         return "edit"
 

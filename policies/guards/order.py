@@ -32,7 +32,7 @@ _KINDS: Final = frozenset(
 _OPENED: Final = frozenset({"of", "for"})
 _TOWARDS: Final = frozenset({"to", "into"})
 _MAX_MOVES: Final = 4
-_REWORDED: Final = 2
+_REWORDED: Final = 1
 
 
 class _Block(NamedTuple):
