@@ -161,7 +161,7 @@ so: so
 then: then
 """)
 AGENT: Final = frozenset({"by", "@by"})
-MODALS: Final = _words("@can can @must must @how how will may should @should")
+MODALS: Final = _words("@can can @must must @how how will may should @should @purpose")
 SOFT_MARKS: Final = MODALS | _words(
     "either usually several some many such other @usedto what which "
     "also each both"

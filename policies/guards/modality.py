@@ -11,7 +11,7 @@ from policies.guards.quantities import QUANTIFIER_MARKS
 from policies.guards.stemming import BASE, ED
 
 _POSSIBLE: Final = frozenset({"can", "@can", "may"})
-_SOFT: Final = frozenset("@can can may @must must should @should will @how how what which @usedto".split())
+_SOFT: Final = frozenset("@can can may @must must should @should will @how how what which @usedto @purpose".split())
 _NECESSARY: Final = frozenset({"must", "@must", "should", "@should"})
 
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from policies.guards.alignment import Alignment, align, is_statement, rewording
 from policies.guards.closed_words import AGENT, NEGATION, SOFT_CONJUNCTION, SOFT_MARKS, SOFT_PREPOSITION
 from policies.guards.profile import Item, Profile
-from policies.guards.statement_words import LIGHT
+from policies.guards.statement_words import FRAME, LIGHT
 from policies.guards.stemming import stem
 
 _LOOSE_AGENT: Final = frozenset({"by", "@by", "with", "through", "in", "of", "for", "from", "on"})
@@ -109,7 +109,12 @@ class _Comparison:
 
     def _lone_moves(self, blocks: list[_Block]) -> bool:
         """Whether two single words have changed places, each behind the other's prepositions."""
-        singles = [block for block in blocks if block.size == 1]
+        keys = [item.key for item in self.stored]
+        singles = [
+            block
+            for block in blocks
+            if block.size == 1 and keys[block.stored] not in FRAME and keys.count(keys[block.stored]) == 1
+        ]
         for at, one in enumerate(singles):
             for other in singles[at + 1 :]:
                 if other.stored > one.stored:

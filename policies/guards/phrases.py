@@ -110,6 +110,7 @@ lots of → many
 plenty of → many
 (a|the|) (great|large) (number|amount) of → many
 the (number|amount|quantity) of → number of
+(the|) (purpose|goal|aim|objective|intention) of → @purpose
 by default → default
 as default → default
 carry out → perform
