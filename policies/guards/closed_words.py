@@ -111,7 +111,7 @@ as: as
 like: like
 than: than
 before: before
-after: after afterwards afterward
+after: after
 since: since
 until: until till
 during: during
@@ -143,7 +143,7 @@ away: away
 outside: outside
 """)
 DIRECTION: Final = _words(
-    "before after since until under above below against toward across along around near behind beside beyond despite "
+    "before after since until under above below against toward across near behind beside beyond despite "
     "off down outside than onto away"
 )
 """No other wording changes these."""
@@ -155,10 +155,11 @@ and: and
 or: or
 but: but though although however nevertheless nonetheless
 if: if whether
-when: whenever once while whilst whereas
+after: once
+when: whenever while whilst whereas
 because: because
 so: so
-then: then
+then: then afterwards afterward
 """)
 AGENT: Final = frozenset({"by", "@by"})
 MODALS: Final = _words("@can can @must must @how how will may should @should @purpose")

@@ -22,7 +22,7 @@ _ADJUNCT: Final = frozenset(
 _SOFT_LINKS: Final = (SOFT_PREPOSITION | SOFT_CONJUNCTION | {"@by", "into", "from", "when", "where", "like", "up", "out", "about"}) - {"by"}
 _NEAR: Final = (
     {"by", "with"}, {"by", "@by"}, {"by", "through"}, {"by", "from"}, {"over", "through"}, {"from", "in"},
-    {"when", "during"}, {"if", "when"}, {"per", "for"}, {"between", "among"}, {"after", "then"}, {"back"},
+    {"when", "during"}, {"on", "along"}, {"if", "when"}, {"per", "for"}, {"between", "among"}, {"after", "then"}, {"back"},
 )  # fmt: skip
 _KINDS: Final = frozenset(
     "w:" + stem(word)[0]

@@ -24,13 +24,13 @@ _NO_MARKS: Final[frozenset[str]] = frozenset()
 _SOFTWARE: Final = frozenset(
     stem(word)[0]
     for word in "dataset metadata api python software schema tokenizer repository parameter url boolean json csv "
-    "javascript runtime compiler backend frontend filesystem tensor pytorch tensorflow numpy linux sql".split()
+    "javascript runtime compiler backend frontend filesystem tensor pytorch tensorflow numpy linux sql dataframe tuple".split()
 )
 _PERHAPS_SOFTWARE: Final = frozenset(
     stem(word)[0]
     for word in "function method class library program table column row file data script command server model document "
     "documentation page object string array index feature code module package directory folder database user "
-    "download install configuration format field query token cache memory disk version page".split()
+    "download install configuration format field query token cache memory disk version page return yield select guide tutorial schema table combine slice select".split()
 )
 _ENOUGH: Final = 2
 

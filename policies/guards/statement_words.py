@@ -110,6 +110,7 @@ _COMMON: Final = _stems(
 )
 _WEIGHTY: Final = _stems(
     """
+    document documentation guide code library community
     input output mode path separately exactly drop pool prompt inherit
     absent apart arbitrary archive audio automatic bad best block boolean break briefly broken bypass
     cache circumvent clear close column compile compress constant copy
