@@ -75,7 +75,9 @@ def rewording(stored: Profile, new: Profile, pairs: Alignment) -> int:
     """
     changed = sum(stored.items[place].key != new.items[at].key for at, place in pairs.order)
     words = len(pairs.stored_only) + len(pairs.new_only) + changed
-    return words + constructions(stored, new) if words else 0
+    built = constructions(stored, new)
+    # A modal alone in another's place ("should", "must") is a change of meaning.
+    return words + built if words or built > 1 else 0
 
 
 def constructions(stored: Profile, new: Profile) -> int:

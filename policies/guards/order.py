@@ -31,6 +31,8 @@ _KINDS: Final = frozenset(
 )
 _OPENED: Final = frozenset({"of", "for"})
 _TOWARDS: Final = frozenset({"to", "into"})
+_PURPOSE: Final = frozenset({"@purpose"})
+"""In a statement, "the purpose of X is to sort" and "X is used to sort"."""
 _MAX_MOVES: Final = 4
 _REWORDED: Final = 1
 
@@ -57,7 +59,8 @@ class OrderGuard:
 class _Comparison:
     def __init__(self, stored: Profile, new: Profile, pairs: Alignment) -> None:
         reworded = rewording(stored, new, pairs)
-        self.relaxed = reworded > 0 and is_statement(stored, new)
+        self.statement = is_statement(stored, new)
+        self.relaxed = reworded > 0 and self.statement
         self.free = reworded >= _REWORDED and self.relaxed
         self.stored = [stored.items[place] for place in sorted(place for _, place in pairs.order)]
         rank = {place: number for number, place in enumerate(sorted(place for _, place in pairs.order))}
@@ -103,6 +106,7 @@ class _Comparison:
                 right is not None and rank[right.stored] + 1 == rank[block.stored]
                 and self._in_place(right, block) and self._in_place(block, right)
                 and not self._voices(block, right) and not self._moves(right, block)
+                and not self._named(block, right) and not self._adverb(block, right)
             ):  # fmt: skip
                 return "swap"
         return ""
@@ -127,6 +131,17 @@ class _Comparison:
                 ):  # fmt: skip
                     return True
         return False
+
+    def _named(self, one: _Block, other: _Block) -> bool:
+        """A literal and the words that say what it is: "f, a simple function", "the simple function f"."""
+        for literal, words in ((one, other), (other, one)):
+            kinds = {self.stored[words.stored + n].key for n in range(words.size)}
+            if literal.size == 1 and self.stored[literal.stored].key[0] == "l" and not kinds.isdisjoint(_KINDS):
+                return True
+        return False
+
+    def _adverb(self, *blocks: _Block) -> bool:
+        return any(block.size == 1 and self.stored[block.stored].key.endswith("li") for block in blocks)
 
     def _accounted(self, before: Item, after: Item, block: _Block) -> bool:
         if before.key[0] == "p" or (before.links and before.links == after.links):
@@ -194,6 +209,8 @@ class _Comparison:
 
     def _same_marks(self, before: Item, after: Item) -> bool:
         if before.hard == after.hard:
+            return True
+        if self.statement and before.hard ^ after.hard == _PURPOSE:
             return True
         return self.relaxed and (before.hard ^ after.hard) - NEGATION <= SOFT_MARKS
 

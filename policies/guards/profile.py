@@ -324,7 +324,9 @@ class _Reader:
                 return after + 1 - at
         if not unit and at + used < len(tokens) and tokens[at + used].kind == WORD and (name := unit_of(tokens[at + used].text)):
             unit, used = name, used + 1
-        self._item(Item(f"n:{plain(value)}{':' + unit if unit else ''}"))
+        key = f"n:{plain(value)}{':' + unit if unit else ''}"
+        # "One" and "single": in a statement the number is the word's neighbour.
+        self._item(Item(key, _NOTHING, STATEMENT.get("one", _NOTHING) if key == "n:1" else _NOTHING))
         return used
 
     def _day(self, at: int) -> int:
