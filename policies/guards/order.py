@@ -13,7 +13,7 @@ from policies.guards.alignment import Alignment, align, is_statement, rewording
 from policies.guards.closed_words import AGENT, NEGATION, SOFT_CONJUNCTION, SOFT_MARKS, SOFT_PREPOSITION
 from policies.guards.profile import Item, Profile
 from policies.guards.statement_words import FRAME, LIGHT
-from policies.guards.stemming import stem
+from policies.guards.stemming import ING, stem
 
 _LOOSE_AGENT: Final = frozenset({"by", "@by", "with", "through", "in", "of", "for", "from", "on"})
 _ADJUNCT: Final = frozenset(
@@ -219,7 +219,9 @@ class _Comparison:
             return True
         if self.relaxed:
             changed = set(before.links) ^ set(after.links)
-            return changed <= _SOFT_LINKS or changed in _NEAR
+            # "By running x" and "run x": the verb tells the means, nobody acts.
+            means = any("by" in item.links and item.ending == ING for item in (before, after))
+            return changed - ({"by"} if means else set()) <= _SOFT_LINKS or changed in _NEAR
         return False
 
     def _merge(self, blocks: list[_Block]) -> list[_Block] | None:
