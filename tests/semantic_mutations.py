@@ -47,7 +47,7 @@ _WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 _FUNCTION_WORDS = frozenset(
     "a an the such of to in on at for from by with and or is are was were be been being it its this that these those as "
     "you your i we he she they their his her which who what when where how why if can could will would should must may "
-    "do does did has have not no used use uses using allows there only almost".split()
+    "do does did has have not no used use uses using employ employed utilize utilized allow allows based purpose there only almost".split()
 )
 _LISTED = re.compile(r"\b(and|or|and/or|both|either|between|with|to|of|is|are|also|e\.g|such as|like)\b|,|/")
 
@@ -71,9 +71,7 @@ def mutate(text: str, chance: random.Random) -> Mutation | None:
 def _outside_code(text: str) -> list[re.Match[str]]:
     """Words that are no part of code, of an address or of something quoted."""
     spans = [span.span() for span in re.finditer(r"`[^`]*`|\"[^\"]*\"|\S*[_/\\()\[\]=<>]\S*|\S+\.\S+", text)]
-    return [
-        word for word in _WORD.finditer(text) if not any(begin <= word.start() < end for begin, end in spans)
-    ]
+    return [word for word in _WORD.finditer(text) if not any(begin <= word.start() < end for begin, end in spans)]
 
 
 def _put(text: str, word: re.Match[str], by: str) -> str:
@@ -87,11 +85,19 @@ def _number(text: str, chance: random.Random) -> str | None:
     if not found:
         return None
     number = chance.choice(found)
-    return text[: number.start()] + str(int(float(number.group())) + chance.choice([1, 2, 7, 10])) + text[number.end() :]
+    return (
+        text[: number.start()] + str(int(float(number.group())) + chance.choice([1, 2, 7, 10])) + text[number.end() :]
+    )
 
 
 def _opposite(text: str, chance: random.Random) -> str | None:
-    found = [word for word in _outside_code(text) if word.group().lower() in _SWAPS]
+    found = [
+        word
+        for word in _outside_code(text)
+        if word.group().lower() in _SWAPS
+        # "To" before a verb is no direction.
+        and (word.group().lower() != "to" or re.match(r" (?:an?|the|your|my|[A-Z])\b", text[word.end() :]))
+    ]
     if not found:
         return None
     word = chance.choice(found)
@@ -127,7 +133,9 @@ def _identifier(text: str, chance: random.Random) -> str | None:
 
 
 def _content(text: str) -> list[re.Match[str]]:
-    return [word for word in _outside_code(text) if word.group().lower() not in _FUNCTION_WORDS and len(word.group()) > 2]
+    return [
+        word for word in _outside_code(text) if word.group().lower() not in _FUNCTION_WORDS and len(word.group()) > 2
+    ]
 
 
 def _other_word(text: str, chance: random.Random) -> str | None:
@@ -155,16 +163,15 @@ def _exchanged(text: str, chance: random.Random) -> str | None:
     if not pairs:
         return None
     one, other = chance.choice(pairs)
-    return (
-        text[: one.start()] + other.group() + text[one.end() : other.start()] + one.group() + text[other.end() :]
-    )
+    return text[: one.start()] + other.group() + text[one.end() : other.start()] + one.group() + text[other.end() :]
 
 
 def _limited(text: str, chance: random.Random) -> str | None:
     found = [
         word
         for word in _content(text)
-        if word.group()[0].islower() and not re.search(r"\b(only|almost|except|without|instead of|no) $", text[: word.start()])
+        if word.group()[0].islower()
+        and not re.search(r"\b(only|almost|except|without|instead of|no) $", text[: word.start()])
     ]
     if not found:
         return None
@@ -186,7 +193,10 @@ def _unconditioned(text: str, chance: random.Random) -> str | None:
     found = [
         word
         for word in re.finditer(r" (?:in|from|with|without|for|after|before|during|unless|if|under|against) ", text)
-        if len(text) - word.start() > 12 and word.start() > 12 and len(_content(text[word.start() :])) >= 1
+        if not text[: word.start()].endswith(("allow", "allows"))
+        and len(text) - word.start() > 12
+        and word.start() > 12
+        and len(_content(text[word.start() :])) >= 1
     ]
     if not found:
         return None

@@ -43,9 +43,7 @@ def published_folder() -> Path | None:
 def checklist_pairs(folder: Path) -> list[Pair]:
     """CheckList's question pairs, whose kind is the name of the test that they belong to."""
     rows = [json.loads(line) for line in (folder / CHECKLIST).read_text().splitlines()]
-    return [
-        Pair(row["test"], row["q1"], row["q2"], bool(row["label"]) and row["test"] != MISLABELLED) for row in rows
-    ]
+    return [Pair(row["test"], row["q1"], row["q2"], bool(row["label"]) and row["test"] != MISLABELLED) for row in rows]
 
 
 def gptcache_pairs(folder: Path) -> list[Pair]:

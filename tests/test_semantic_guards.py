@@ -25,7 +25,9 @@ from tests.semantic_pairs import Pair, checklist_pairs, gptcache_pairs, own_pair
 def published() -> Path:
     folder = published_folder()
     if folder is None:
-        pytest.skip("the published pairs do not come with the repository; PREFIXGATE_SIMILARITY_DATA names their folder")
+        pytest.skip(
+            "the published pairs do not come with the repository; PREFIXGATE_SIMILARITY_DATA names their folder"
+        )
     return folder
 
 
@@ -164,8 +166,27 @@ def test_inflections_share_a_stem(forms: str) -> None:
     assert len({stem(form)[0] for form in forms.split()}) == 1
 
 
-@pytest.mark.parametrize("words", ["new news", "glass glasses", "custom customs", "us use", "hope hop", "bored boring", "plan plane", "planning planing", "car care",
-     "star stare", "cars cares", "past paste", "moral morale", "add ad", "filing filling", "taped tapped"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "new news",
+        "glass glasses",
+        "custom customs",
+        "us use",
+        "hope hop",
+        "bored boring",
+        "plan plane",
+        "planning planing",
+        "car care",
+        "star stare",
+        "cars cares",
+        "past paste",
+        "moral morale",
+        "add ad",
+        "filing filling",
+        "taped tapped",
+    ],
+)
 def test_other_words_do_not(words: str) -> None:
     assert len({stem(word)[0] for word in words.split()}) == 2
 
@@ -174,7 +195,9 @@ def test_contrasts_hold_both_ways() -> None:
     assert all(word in CONTRASTS[other] for word, others in CONTRASTS.items() for other in others)
 
 
-WORDS = st.lists(st.sampled_from("is the cat not on 3 mat `x` Ann who before all 5kg . , ' \" can't é 猫 @ \n".split(" ")))
+WORDS = st.lists(
+    st.sampled_from("is the cat not on 3 mat `x` Ann who before all 5kg . , ' \" can't é 猫 @ \n".split(" "))
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -229,7 +252,9 @@ def test_another_entry_of_the_cache_is_never_taken_for_it(published: Path) -> No
         (texts[a], texts[b])
         for a in range(len(pairs))
         for b in range(a)
-        if profiles[a].literals == profiles[b].literals and texts[a] != texts[b] and check(profiles[a], profiles[b]).same
+        if profiles[a].literals == profiles[b].literals
+        and texts[a] != texts[b]
+        and check(profiles[a], profiles[b]).same
     ]
     assert all(normalized(a) == normalized(b) for a, b in served), served
 

@@ -20,7 +20,6 @@ _LITERAL_COUNTS: Final = 2
 class ContentGuard:
     """Refuses a word that only one text has."""
 
-
     name = "content"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
@@ -41,8 +40,13 @@ class ContentGuard:
         if heavy > _MAX_LIGHT + 2:
             return "words"
         if heavy:
-            held = {stored.items[place].key for at, place in pairs.order if stored.items[place].key == new.items[at].key}
-            if sum(_LITERAL_COUNTS if key[0] == "l" else 1 for key in held - LIGHT) < _MIN_HELD and heavy > len(held) // 4:
+            held = {
+                stored.items[place].key for at, place in pairs.order if stored.items[place].key == new.items[at].key
+            }
+            if (
+                sum(_LITERAL_COUNTS if key[0] == "l" else 1 for key in held - LIGHT) < _MIN_HELD
+                and heavy > len(held) // 4
+            ):
                 return "nothing to go by"
         if abs(_count(stored.items, lone) - _count(new.items, fresh)) > _MAX_UNBALANCED:
             return "one-sided"

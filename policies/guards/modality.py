@@ -49,7 +49,7 @@ class ModalityGuard:
                 return "modal"
         if (lone ^ fresh) - _SOFT - QUANTIFIER_MARKS - NEGATION:
             return "question"
-        if ("past" in stored.tense) != ("past" in new.tense) or stored.answer != new.answer != "" != stored.answer:
+        if stored.tense.count("past") != new.tense.count("past") or stored.answer != new.answer != "" != stored.answer:
             return "tense"
         return ""
 
@@ -64,5 +64,3 @@ def _other_tense(before: Item, after: Item) -> bool:
         return before.ending != after.ending and ED in {before.ending, after.ending}
     plain, other = (before, after) if before.ending == BASE else (after, before)
     return plain.ending == BASE and other.form in {"ed", "perfect"}
-
-

@@ -135,7 +135,11 @@ def written_number(text: str) -> tuple[Decimal, str] | None:
         return value * _MULTIPLES[lower], UNITS.get(currency, "")
     unit = UNITS.get(currency, "") if currency else ""
     # Capitals tell units apart that small letters do not: 5 M is not 5 m, nor Mb MB.
-    known = suffix if len(suffix) <= 2 and suffix not in {"AM", "PM", "KG", "KM"} and suffix != lower else UNITS.get(lower, suffix)
+    known = (
+        suffix
+        if len(suffix) <= 2 and suffix not in {"AM", "PM", "KG", "KM"} and suffix != lower
+        else UNITS.get(lower, suffix)
+    )
     return value, unit + known
 
 
@@ -157,8 +161,13 @@ def spoken_number(words: list[str]) -> tuple[Decimal, int, bool] | None:
             ordinal = seen = True
             used += 1
             break
-        elif word == "and" and seen and current and current % 100 == 0 and used + 1 < len(words) and (
-            words[used + 1] in CARDINALS or words[used + 1] in ORDINALS
+        elif (
+            word == "and"
+            and seen
+            and current
+            and current % 100 == 0
+            and used + 1 < len(words)
+            and (words[used + 1] in CARDINALS or words[used + 1] in ORDINALS)
         ):
             used += 1
             continue

@@ -19,7 +19,9 @@ _LOOSE_AGENT: Final = frozenset({"by", "@by", "with", "through", "in", "of", "fo
 _ADJUNCT: Final = frozenset(
     "by @by with in on at for from to if when because after before during since until as without while under through".split()
 )
-_SOFT_LINKS: Final = (SOFT_PREPOSITION | SOFT_CONJUNCTION | {"@by", "into", "from", "when", "where", "like", "up", "out", "about"}) - {"by"}
+_SOFT_LINKS: Final = (
+    SOFT_PREPOSITION | SOFT_CONJUNCTION | {"@by", "into", "from", "when", "where", "like", "up", "out", "about"}
+) - {"by"}
 _NEAR: Final = (
     {"by", "with"}, {"by", "@by"}, {"by", "through"}, {"by", "from"}, {"over", "through"}, {"from", "in"},
     {"when", "during"}, {"on", "along"}, {"if", "when"}, {"per", "for"}, {"between", "among"}, {"after", "then"}, {"back"},
@@ -183,7 +185,9 @@ class _Comparison:
             before, after = self.stored[place], self.new[at]
             if not self._same_marks(before, after):
                 return "marks"
-            if ("from" in before.links) != ("from" in after.links) and not _TOWARDS.isdisjoint(before.links + after.links):
+            if ("from" in before.links) != ("from" in after.links) and not _TOWARDS.isdisjoint(
+                before.links + after.links
+            ):
                 return "direction"
             if blocks and place == self.to[at - 1] + 1:
                 if not self._same_links(before, after):
@@ -193,8 +197,10 @@ class _Comparison:
                 if not blocks and place == 0 and not self._same_links(before, after):
                     return "links"
                 blocks.append(_Block(place, at, 1))
-        if not self.relaxed and len(blocks) == 1 and any(
-            self.stored[p].possessive != self.new[a].possessive for a, p in enumerate(self.to)
+        if (
+            not self.relaxed
+            and len(blocks) == 1
+            and any(self.stored[p].possessive != self.new[a].possessive for a, p in enumerate(self.to))
         ):
             return "possessor"
         if len(blocks) == 1 and any(

@@ -183,8 +183,14 @@ class _Reader:
         made.negations, made.tense = tuple(sorted(self.negations)), tuple(sorted(self.tense))
         made.hard = tuple(sorted(mark for mark in marks if mark not in NEGATION))
         links = [link for item in items for link in item.links] + self.links
-        made.directions = tuple(sorted(link for link in links if link in DIRECTION)) + (("or",) if "or" in links else ())
-        made.strict_order = not _COMPARING.isdisjoint(links) or not _COMPARING.isdisjoint(made.negations) or bool(_STRICT_ORDER & {item.key[2:] for item in items})
+        made.directions = tuple(sorted(link for link in links if link in DIRECTION)) + (
+            ("or",) if "or" in links else ()
+        )
+        made.strict_order = (
+            not _COMPARING.isdisjoint(links)
+            or not _COMPARING.isdisjoint(made.negations)
+            or bool(_STRICT_ORDER & {item.key[2:] for item in items})
+        )
 
     def _opening(self) -> str:
         for token, following in pairwise([*self.tokens, _END]):
@@ -262,8 +268,10 @@ class _Reader:
             self.tense.append("perfect")
         if word in {"has", "have", "had", "having"}:
             following = self.tokens[at + 1] if at + 1 < len(self.tokens) else None
-            if following is None or following.kind != WORD or not (
-                stem(following.text)[1] == ED or following.text in {"been", "not", "ever", "never", "already"}
+            if (
+                following is None
+                or following.kind != WORD
+                or not (stem(following.text)[1] == ED or following.text in {"been", "not", "ever", "never", "already"})
             ):
                 if self.aux != "do" and not (following and following.text in PRONOUN):
                     self._item(Item("w:have", _NOTHING, STATEMENT.get("have", _NOTHING)))
@@ -322,7 +330,12 @@ class _Reader:
             if after < len(tokens) and tokens[after].text in MONTHS and 1 <= value <= 31 and value == int(value):
                 self._item(Item(f"d:{MONTHS[tokens[after].text]}-{int(value)}"))
                 return after + 1 - at
-        if not unit and at + used < len(tokens) and tokens[at + used].kind == WORD and (name := unit_of(tokens[at + used].text)):
+        if (
+            not unit
+            and at + used < len(tokens)
+            and tokens[at + used].kind == WORD
+            and (name := unit_of(tokens[at + used].text))
+        ):
             unit, used = name, used + 1
         key = f"n:{plain(value)}{':' + unit if unit else ''}"
         # "One" and "single": in a statement the number is the word's neighbour.

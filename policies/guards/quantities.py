@@ -10,7 +10,9 @@ from policies.guards.closed_words import QUANTIFIER
 from policies.guards.profile import Profile
 
 QUANTIFIER_MARKS: Final = frozenset(QUANTIFIER.values())
-_MILD: Final = frozenset("either usually several some many such other also each both too still already very yet again".split())
+_MILD: Final = frozenset(
+    "either usually several some many such other also each both too still already very yet again".split()
+)
 _GROUPS: Final = (
     frozenset({"all", "each", "most", "many", "several", "both"}),
     frozenset({"few", "some", "either"}),
@@ -30,8 +32,10 @@ class QuantityGuard:
             return ""
         if is_statement(stored, new):
             lone, fresh = set(before - after), set(after - before)
-            if (lone | fresh) <= _MILD and not (lone & _GROUPS[0] and fresh & _GROUPS[1]) and not (
-                lone & _GROUPS[1] and fresh & _GROUPS[0]
+            if (
+                (lone | fresh) <= _MILD
+                and not (lone & _GROUPS[0] and fresh & _GROUPS[1])
+                and not (lone & _GROUPS[1] and fresh & _GROUPS[0])
             ):
                 return ""
         return "quantity"

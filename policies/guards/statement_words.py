@@ -17,10 +17,24 @@ FRAME: Final = _stems(
     ability able access according-to action allow available call capability capable certain class contain
     data designed employ enable exist facilitate following function functionality furnish given have
     include information intended kind manner method offer option order particular possible
-    provide purpose relate related serve set specific specified suchlike support task type use utilize
+    provide relate related serve set specific specified suchlike support task type use utilize
     various way
     """
-) | {"p:you", "p:your", "p:this", "p:these", "p:those", "p:here", "p:we", "p:it", "p:its", "p:they", "p:them", "p:their", "n:1"}
+) | {
+    "p:you",
+    "p:your",
+    "p:this",
+    "p:these",
+    "p:those",
+    "p:here",
+    "p:we",
+    "p:it",
+    "p:its",
+    "p:they",
+    "p:them",
+    "p:their",
+    "n:1",
+}
 """Words that a statement may do without: what it tells stands in the others."""
 
 _GENERAL: Final = _stems(

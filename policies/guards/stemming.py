@@ -66,7 +66,16 @@ def _forms() -> dict[str, tuple[str, str]]:
         base, *forms = line.split()
         table.update({form: (base, BASE) for form in forms})
     table.update({"using": ("use", ING), "dying": ("die", ING), "lying": ("lie", ING), "tying": ("tie", ING)})
-    table.update({"died": ("die", ED), "lied": ("lie", ED), "tied": ("tie", ED), "owing": ("owe", ING), "going": ("go", ING), "goes": ("go", BASE)})
+    table.update(
+        {
+            "died": ("die", ED),
+            "lied": ("lie", ED),
+            "tied": ("tie", ED),
+            "owing": ("owe", ING),
+            "going": ("go", ING),
+            "goes": ("go", BASE),
+        }
+    )
     return table
 
 
@@ -77,7 +86,9 @@ _VOWELS = "aeiouy"
 _KEEP_E = frozenset("humane morale locale urbane rationale finale".split())
 _DOUBLED = frozenset("add odd egg inn ebb err butt mitt".split())
 # Verbs in -e after two consonants, where most have none.
-_WITH_E = frozenset("cach ach creat recreat past tast wast hast bast chang rang hing ting sing bath breath cloth solv".split())
+_WITH_E = frozenset(
+    "cach ach creat recreat past tast wast hast bast chang rang hing ting sing bath breath cloth solv".split()
+)
 
 
 def _syllables(root: str) -> int:
@@ -110,7 +121,12 @@ def _without_ending(root: str) -> str:
     if _syllables(root) > 1 or (root[-1] == root[-2] and root[-1] not in "aeiou"):
         return _tidy(root)
     two = root[-2] in _VOWELS and len(root) > 2 and root[-3] in _VOWELS
-    if root in _WITH_E or root[-1] in "cvuz" or (root[-1] == "s" and root[-2] != "s") or root.endswith(("dg", "rg", "nc", "dl", "cl", "bl", "pl", "tl", "fl", "gl", "kl", "zl")):
+    if (
+        root in _WITH_E
+        or root[-1] in "cvuz"
+        or (root[-1] == "s" and root[-2] != "s")
+        or root.endswith(("dg", "rg", "nc", "dl", "cl", "bl", "pl", "tl", "fl", "gl", "kl", "zl"))
+    ):
         return root + "e"
     if root[-1] not in "aeiouwxy" and root[-2] in _VOWELS and not two:
         return root + "e"

@@ -26,7 +26,9 @@ class Token(NamedTuple):
 
 
 _CURLY = str.maketrans({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0: " ", 0x2013: "-", 0x2014: " - "})
-_SPAN: Final = re.compile(r"```.*?```|`[^`\n]+`|\"[^\"\n]+\"|(?<![\w'])'[^'\n]{1,60}'(?!\w)|[«„][^»“\n]+[»“]", re.DOTALL)
+_SPAN: Final = re.compile(
+    r"```.*?```|`[^`\n]+`|\"[^\"\n]+\"|(?<![\w'])'[^'\n]{1,60}'(?!\w)|[«„][^»“\n]+[»“]", re.DOTALL
+)
 _PLAIN: Final = re.compile(r"[^\W\d_]+(?:'[^\W\d_]{1,2})?\Z")
 _HYPHENED: Final = re.compile(r"(?:[^\W_]+[-/])+[^\W_]+\Z")
 _NUMBER: Final = re.compile(

@@ -71,11 +71,15 @@ def tally(pairs: Sequence[Pair], cosine: Cosine | None = None) -> Tally:
 
 def show(sets: dict[str, Tally], *, cosine: bool) -> None:
     """Prints both tables."""
-    print(f"{'set':28}{'must refuse':>12}{'served':>8}{'same':>7}{'served':>8}{'recall':>8}   cosine >= {SERVED_BY_COSINE}")
+    print(
+        f"{'set':28}{'must refuse':>12}{'served':>8}{'same':>7}{'served':>8}{'recall':>8}   cosine >= {SERVED_BY_COSINE}"
+    )
     for name, made in sets.items():
         beside = f"{made.cosine_wrong} wrong, {made.cosine_right} right" if cosine else "-"
         recall = f"{made.recall:8.1%}" if made.right else f"{'-':>8}"
-        print(f"{name:28}{made.wrong:12,}{made.wrong_served:8,}{made.right:7,}{made.right_served:8,}{recall}   {beside}")
+        print(
+            f"{name:28}{made.wrong:12,}{made.wrong_served:8,}{made.right:7,}{made.right_served:8,}{recall}   {beside}"
+        )
     print(f"\n{'guard':12}{'refuses':>10}{'it alone':>10}{'right ones it alone keeps back':>32}")
     for guard in GUARDS:
         sums = [sum(getattr(made, what)[guard.name] for made in sets.values()) for what in ("refused", "alone", "lost")]
