@@ -40,14 +40,140 @@ for _one, _other in _OPPOSITES:
     _SWAPS.setdefault(_one.lower(), []).append(_other)
     _SWAPS.setdefault(_other.lower(), []).append(_one)
 
-_NAMES = "Ruritania Kowalski Zanzibar Yamamoto Brigitte Qatar Lisbon Honda Sanderson Vermont Okafor Uruguay".split()
-_ADJECTIVES = "fake former unofficial broken counterfeit wooden French secret rival unlicensed second-hand".split()
-_VERBS = frozenset("is are was were can could will would should must may does do did has have might".split())
+_NAMES = [
+    "Ruritania",
+    "Kowalski",
+    "Zanzibar",
+    "Yamamoto",
+    "Brigitte",
+    "Qatar",
+    "Lisbon",
+    "Honda",
+    "Sanderson",
+    "Vermont",
+    "Okafor",
+    "Uruguay",
+]
+_ADJECTIVES = [
+    "fake",
+    "former",
+    "unofficial",
+    "broken",
+    "counterfeit",
+    "wooden",
+    "French",
+    "secret",
+    "rival",
+    "unlicensed",
+    "second-hand",
+]
+_VERBS = frozenset(
+    [
+        "is",
+        "are",
+        "was",
+        "were",
+        "can",
+        "could",
+        "will",
+        "would",
+        "should",
+        "must",
+        "may",
+        "does",
+        "do",
+        "did",
+        "has",
+        "have",
+        "might",
+    ]
+)
 _WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 _FUNCTION_WORDS = frozenset(
-    "a an the such of to in on at for from by with and or is are was were be been being it its this that these those as "
-    "you your i we he she they their his her which who what when where how why if can could will would should must may "
-    "do does did has have not no used use uses using employ employed utilize utilized allow allows based purpose there only almost".split()
+    [
+        "a",
+        "an",
+        "the",
+        "such",
+        "of",
+        "to",
+        "in",
+        "on",
+        "at",
+        "for",
+        "from",
+        "by",
+        "with",
+        "and",
+        "or",
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "been",
+        "being",
+        "it",
+        "its",
+        "this",
+        "that",
+        "these",
+        "those",
+        "as",
+        "you",
+        "your",
+        "i",
+        "we",
+        "he",
+        "she",
+        "they",
+        "their",
+        "his",
+        "her",
+        "which",
+        "who",
+        "what",
+        "when",
+        "where",
+        "how",
+        "why",
+        "if",
+        "can",
+        "could",
+        "will",
+        "would",
+        "should",
+        "must",
+        "may",
+        "do",
+        "does",
+        "did",
+        "has",
+        "have",
+        "not",
+        "no",
+        "used",
+        "use",
+        "uses",
+        "using",
+        "employ",
+        "employed",
+        "utilize",
+        "utilized",
+        "allow",
+        "allows",
+        "based",
+        "purpose",
+        "example",
+        "case",
+        "one",
+        "quantity",
+        "number",
+        "amount",
+        "there",
+        "only",
+        "almost",
+    ]
 )
 _LISTED = re.compile(r"\b(and|or|and/or|both|either|between|with|to|of|is|are|also|e\.g|such as|like)\b|,|/")
 
@@ -143,10 +269,7 @@ def _other_word(text: str, chance: random.Random) -> str | None:
     return _put(text, chance.choice(found), chance.choice(_THINGS)) if found else None
 
 
-_THINGS = (
-    "giraffe hammer violin taxes sugar passport glacier novel bridge chess vaccine pasta garden rocket mirror debt "
-    "melt whisper gallop repaint forgive inherit colourful lonely northern bitter fragile musical"
-).split()  # fmt: skip
+_THINGS = ["giraffe", "hammer", "violin", "taxes", "sugar", "passport", "glacier", "novel", "bridge", "chess", "vaccine", "pasta", "garden", "rocket", "mirror", "debt", "melt", "whisper", "gallop", "repaint", "forgive", "inherit", "colourful", "lonely", "northern", "bitter", "fragile", "musical"]  # fmt: skip
 
 
 def _exchanged(text: str, chance: random.Random) -> str | None:

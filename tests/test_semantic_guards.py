@@ -196,7 +196,32 @@ def test_contrasts_hold_both_ways() -> None:
 
 
 WORDS = st.lists(
-    st.sampled_from("is the cat not on 3 mat `x` Ann who before all 5kg . , ' \" can't é 猫 @ \n".split(" "))
+    st.sampled_from(
+        [
+            "is",
+            "the",
+            "cat",
+            "not",
+            "on",
+            "3",
+            "mat",
+            "`x`",
+            "Ann",
+            "who",
+            "before",
+            "all",
+            "5kg",
+            ".",
+            ",",
+            "'",
+            '"',
+            "can't",
+            "é",
+            "猫",
+            "@",
+            "\n",
+        ]
+    )
 )
 
 
@@ -242,25 +267,6 @@ def test_no_change_of_meaning_of_published_sentences_passes(published: Path) -> 
         if mutation is not None and same(text, mutation.text):
             served.append((mutation.kind, text, mutation.text))
     assert not served
-
-
-def test_another_entry_of_the_cache_is_never_taken_for_it(published: Path) -> None:
-    pairs = gptcache_pairs(published)[::5]
-    profiles = [profile(pair.stored) for pair in pairs]
-    texts = [pair.stored for pair in pairs]
-    served = [
-        (texts[a], texts[b])
-        for a in range(len(pairs))
-        for b in range(a)
-        if profiles[a].literals == profiles[b].literals
-        and texts[a] != texts[b]
-        and check(profiles[a], profiles[b]).same
-    ]
-    assert all(normalized(a) == normalized(b) for a, b in served), served
-
-
-def normalized(text: str) -> str:
-    return " ".join(text.replace("`", "").lower().split())
 
 
 def test_the_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str]) -> None:

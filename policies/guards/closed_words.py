@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+from policies.guards.word_lists import words
 
 
 def _classes(text: str) -> dict[str, str]:
@@ -21,15 +19,15 @@ def _classes(text: str) -> dict[str, str]:
     return table
 
 
-SILENT: Final = _words("a an the that which there")
+SILENT: Final = words("a an the that which there")
 """Say nothing that the other words do not say, but where a question opens with them."""
 
-PRESENT_BE: Final = _words("is are am be been being")
-PAST_AUXILIARY: Final = _words("was were did had")
-PRESENT_AUXILIARY: Final = _words("do does have has having")
+PRESENT_BE: Final = words("is are am be been being")
+PAST_AUXILIARY: Final = words("was were did had")
+PRESENT_AUXILIARY: Final = words("do does have has having")
 AUXILIARY: Final = PRESENT_BE | PAST_AUXILIARY | PRESENT_AUXILIARY
 
-NEGATION: Final = _words(
+NEGATION: Final = words(
     "not no never none nobody nothing nowhere neither nor without cannot hardly scarcely barely lack lacks lacking except "
     "excluding unless non avoid avoids avoided avoiding instead"
 )
@@ -142,12 +140,12 @@ back: back
 away: away
 outside: outside
 """)
-DIRECTION: Final = _words(
+DIRECTION: Final = words(
     "before after since until under above below against toward across near behind beside beyond despite "
     "off down outside than onto away"
 )
 """No other wording changes these."""
-SOFT_PREPOSITION: Final = _words("of in on at to for by with as through")
+SOFT_PREPOSITION: Final = words("of in on at to for by with as through")
 """Where a statement is put in other words, these take each other's place without another direction, time or side."""
 
 CONJUNCTION: Final = _classes("""
@@ -162,24 +160,24 @@ so: so
 then: then afterwards afterward
 """)
 AGENT: Final = frozenset({"by", "@by"})
-MODALS: Final = _words("@can can @must must @how how will may should @should @purpose")
-SOFT_MARKS: Final = MODALS | _words("either usually several some many such other @usedto what which also each both")
+MODALS: Final = words("@can can @must must @how how will may should @should @purpose")
+SOFT_MARKS: Final = MODALS | words("either usually several some many such other @usedto what which also each both")
 """Modals and the like that come and go where a statement is put in other words; other guards weigh them as a whole."""
-SOFT_CONJUNCTION: Final = _words("and but so then")
+SOFT_CONJUNCTION: Final = words("and but so then")
 
-PRONOUN: Final = _words(
+PRONOUN: Final = words(
     "i me my mine myself you your yours yourself we us our ours ourselves he him his himself she her hers herself "
     "this these those here it its itself they them their theirs themselves"
 )
 """Content words of a kind: never another pronoun in their place."""
 
-DISCOURSE: Final = _words(
+DISCOURSE: Final = words(
     "actually really truly indeed please kindly hi hello hey thanks also additionally moreover furthermore "
     "therefore thus hence thereby namely simply easily"
 )
 """May come or go: what is asked stays the same."""
 
-LANGUAGE_NAMES: Final = _words(
+LANGUAGE_NAMES: Final = words(
     "english french german spanish italian portuguese dutch russian chinese japanese korean arabic hindi polish turkish "
     "swedish danish norwegian finnish greek hebrew latin czech hungarian romanian ukrainian vietnamese thai indonesian"
 )
@@ -189,7 +187,7 @@ ENGLISH: Final = (
     | frozenset(PREPOSITION) | frozenset(CONJUNCTION)
 )  # fmt: skip
 
-FOREIGN: Final = _words(
+FOREIGN: Final = words(
     # Function words that are no English words, of languages in Latin letters.
     "der das und ist ein eine einen nicht ich du wir ihr sie mit für auf wie kann dem den des zu von im wo wer "
     "warum welche können sind haben habe el la los las un una y que es en por para con como qué cómo dónde cuál quién "

@@ -23,6 +23,7 @@ class ContentGuard:
     name = "content"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         pairs = align(stored, new)
         lone, fresh = pairs.stored_only, pairs.new_only
         if not lone and not fresh:

@@ -148,6 +148,7 @@ class ContrastGuard:
     name = "contrast"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         pairs = align(stored, new)
         fresh = {new.items[at].key for at in pairs.new_only}
         for at in pairs.stored_only if fresh else ():

@@ -11,6 +11,7 @@ class LanguageGuard:
     name = "language"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         return "" if stored.english and new.english else "language"
 
 
@@ -20,6 +21,7 @@ class LengthGuard:
     name = "length"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         if stored.too_long or new.too_long:
             return "long"
         return "" if stored.items and new.items else "empty"

@@ -11,4 +11,5 @@ class LiteralGuard:
     name = "literal"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         return "" if stored.literals == new.literals else "literal"

@@ -9,9 +9,10 @@ from policies.guards.closed_words import NEGATION
 from policies.guards.profile import Item, Profile
 from policies.guards.quantities import QUANTIFIER_MARKS
 from policies.guards.stemming import BASE, ED
+from policies.guards.word_lists import words
 
 _POSSIBLE: Final = frozenset({"can", "@can", "may"})
-_SOFT: Final = frozenset("@can can may @must must should @should will @how how what which @usedto @purpose".split())
+_SOFT: Final = words("@can can may @must must should @should will @how how what which @usedto @purpose")
 _NECESSARY: Final = frozenset({"must", "@must", "should", "@should"})
 
 
@@ -21,6 +22,7 @@ class ModalityGuard:
     name = "modality"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         if is_statement(stored, new):
             return self._statement(stored, new)
         if stored.question != new.question or stored.opening != new.opening:

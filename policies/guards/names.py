@@ -6,11 +6,12 @@ from typing import Final
 
 from policies.guards.profile import Profile
 from policies.guards.stemming import stem
+from policies.guards.word_lists import listed
 
 # Written small, these are other words.
 _TWO_WORDS: Final = frozenset(
-    f"w:{stem(word)[0]}" for word in "may march august polish turkey china apple amazon java python oracle us who it chad jordan bill "
-    "mark rob will frank grant pat sue rose lily amber ruby crystal dick jack john bob art gene miles".split()
+    f"w:{stem(word)[0]}" for word in listed("may march august polish turkey china apple amazon java python oracle us who it chad jordan bill "
+    "mark rob will frank grant pat sue rose lily amber ruby crystal dick jack john bob art gene miles")
 )  # fmt: skip
 
 
@@ -20,6 +21,7 @@ class NameGuard:
     name = "name"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         if stored.names == new.names:
             return ""
         if not (stored.names <= new.keys and new.names <= stored.keys):

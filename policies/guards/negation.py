@@ -7,9 +7,10 @@ from typing import Final
 from policies.guards.alignment import align, is_statement
 from policies.guards.closed_words import NEGATION
 from policies.guards.profile import Profile
+from policies.guards.word_lists import words
 
-_PLAIN: Final = frozenset("not no without cannot nor non nothing none neither".split())
-_MILD: Final = frozenset("avoid avoids avoided avoiding".split())
+_PLAIN: Final = words("not no without cannot nor non nothing none neither")
+_MILD: Final = words("avoid avoids avoided avoiding")
 """Words that tell what is not done; a statement may say the same with other words."""
 
 
@@ -19,6 +20,7 @@ class NegationGuard:
     name = "negation"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         relaxed = is_statement(stored, new)
         before, after = _kinds(stored, relaxed=relaxed), _kinds(new, relaxed=relaxed)
         if before != after:

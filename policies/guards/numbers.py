@@ -16,6 +16,7 @@ class NumberGuard:
     name = "number"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         if stored.numbers == new.numbers:
             return ""
         if is_statement(stored, new):
@@ -32,4 +33,5 @@ class DateGuard:
     name = "date"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         return "" if stored.dates == new.dates else "date"

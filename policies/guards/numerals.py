@@ -6,15 +6,15 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
-_SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+from policies.guards.word_lists import listed, words
+
+_SMALL = listed("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen"
-).split()  # fmt: skip
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_ORDINAL_ROOTS = (
-    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
+)  # fmt: skip
+_TENS = listed("twenty thirty forty fifty sixty seventy eighty ninety")
+_ORDINAL_ROOTS = listed("zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
     "fifteenth sixteenth seventeenth eighteenth nineteenth"
-).split()  # fmt: skip
+)  # fmt: skip
 CARDINALS: Final = (
     {word: value for value, word in enumerate(_SMALL)}
     | {word: 10 * value for value, word in enumerate(_TENS, 2)}
@@ -97,13 +97,25 @@ mile/h
 """
 UNITS: Final = {word: row.split()[0] for row in _UNIT_ROWS.strip().splitlines() for word in row.split()}
 # Words as well as units: they are read as units only next to a number, where they cannot be the word.
-_NOT_AFTER_A_SPACE = frozenset("in a us".split())
+_NOT_AFTER_A_SPACE = words("in a us")
 
 MONTHS: Final = {
     name: number
     for number, names in enumerate(
-        "january jan;february feb;march mar;april apr;may;june jun;july jul;august aug;september sep sept;october oct;"
-        "november nov;december dec".split(";"),
+        [
+            "january jan",
+            "february feb",
+            "march mar",
+            "april apr",
+            "may",
+            "june jun",
+            "july jul",
+            "august aug",
+            "september sep sept",
+            "october oct",
+            "november nov",
+            "december dec",
+        ],
         1,
     )
     for name in names.split()
@@ -152,7 +164,7 @@ def spoken_number(words: list[str]) -> tuple[Decimal, int, bool] | None:
             if seen and current % 100 and not (current % 100 >= 20 and current % 10 == 0 and CARDINALS[word] < 10):
                 break
             current += CARDINALS[word]
-        elif word in SCALES and (seen or word not in {"dozen"}):
+        elif word in SCALES and (seen or word != "dozen"):
             current = max(current, 1) * SCALES[word]
             if SCALES[word] > 100:
                 total, current = total + current, 0

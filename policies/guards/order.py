@@ -14,10 +14,11 @@ from policies.guards.closed_words import AGENT, NEGATION, SOFT_CONJUNCTION, SOFT
 from policies.guards.profile import Item, Profile
 from policies.guards.statement_words import FRAME, LIGHT
 from policies.guards.stemming import ING, stem
+from policies.guards.word_lists import listed, words
 
 _LOOSE_AGENT: Final = frozenset({"by", "@by", "with", "through", "in", "of", "for", "from", "on"})
-_ADJUNCT: Final = frozenset(
-    "by @by with in on at for from to if when because after before during since until as without while under through".split()
+_ADJUNCT: Final = words(
+    "by @by with in on at for from to if when because after before during since until as without while under through"
 )
 _SOFT_LINKS: Final = (
     SOFT_PREPOSITION | SOFT_CONJUNCTION | {"@by", "into", "from", "when", "where", "like", "up", "out", "about"}
@@ -28,8 +29,10 @@ _NEAR: Final = (
 )  # fmt: skip
 _KINDS: Final = frozenset(
     "w:" + stem(word)[0]
-    for word in "function method parameter argument class option command file variable folder library package module "
-    "attribute property value dataset script object format".split()
+    for word in listed(
+        "function method parameter argument class option command file variable folder library package module "
+        "attribute property value dataset script object format"
+    )
 )
 _OPENED: Final = frozenset({"of", "for"})
 _TOWARDS: Final = frozenset({"to", "into"})
@@ -52,6 +55,7 @@ class OrderGuard:
     name = "order"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         pairs = align(stored, new)
         if stored.directions != new.directions:
             return "direction"
@@ -203,15 +207,15 @@ class _Comparison:
             and any(self.stored[p].possessive != self.new[a].possessive for a, p in enumerate(self.to))
         ):
             return "possessor"
-        if len(blocks) == 1 and any(
-            (self.stored[p].form == "passive") != (self.new[a].form == "passive") and not self._frame(a, p)
-            for a, p in enumerate(self.to)
+        if (
+            not self.relaxed
+            and len(blocks) == 1
+            and any(
+                (self.stored[p].form == "passive") != (self.new[a].form == "passive") for a, p in enumerate(self.to)
+            )
         ):
             return "voice"
         return blocks
-
-    def _frame(self, at: int, place: int) -> bool:
-        return self.relaxed
 
     def _same_marks(self, before: Item, after: Item) -> bool:
         if before.hard == after.hard:
@@ -309,7 +313,7 @@ class _Comparison:
         )  # fmt: skip
 
     def _possessor(self, p: _Block, q: _Block) -> bool:
-        """ "X of Y" and "Y's X"; in statements "Y X" too."""
+        """What is "X of Y" and "Y's X"; in statements "Y X" too."""
         ps, pn = self.stored[p.stored], self.new[p.new]
         qs, qn = self.stored[q.stored], self.new[q.new]
         return self._owns(qs, qn, pn, p.size) or self._owns(pn, ps, qs, q.size)

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
 from policies.guards.closed_words import (
-    AUXILIARY, CONJUNCTION, DIRECTION, DISCOURSE, ENGLISH, FOREIGN, MODAL, NEGATION, PAST_AUXILIARY, PREPOSITION, PRESENT_BE,
-    PRONOUN, QUANTIFIER, QUESTION, SILENT,
+    AUXILIARY,
+    CONJUNCTION,
+    DIRECTION,
+    DISCOURSE,
+    ENGLISH,
+    FOREIGN,
+    MODAL,
+    NEGATION,
+    PAST_AUXILIARY,
+    PREPOSITION,
+    PRESENT_BE,
+    PRONOUN,
+    QUANTIFIER,
+    QUESTION,
+    SILENT,
 )  # fmt: skip
 from policies.guards.numerals import CARDINALS, MONTHS, ORDINALS, SCALES, plain, spoken_number, unit_of, written_number
 from policies.guards.stemming import BASE, ED, ING, root, stem
 from policies.guards.thesaurus import GENERAL, STATEMENT
 from policies.guards.tokens import COMMA, LITERAL, NUMBER, STOP, WORD, Token, fold, tokenize
+from policies.guards.word_lists import listed, words
 
 MAX_CHARACTERS: Final = 2_000
 MAX_WORDS: Final = 256
@@ -23,14 +36,18 @@ _NOTHING: Final[frozenset[int]] = frozenset()
 _NO_MARKS: Final[frozenset[str]] = frozenset()
 _SOFTWARE: Final = frozenset(
     stem(word)[0]
-    for word in "dataset metadata api python software schema tokenizer repository parameter url boolean json csv "
-    "javascript runtime compiler backend frontend filesystem tensor pytorch tensorflow numpy linux sql dataframe tuple".split()
+    for word in listed(
+        "dataset metadata api python software schema tokenizer repository parameter url boolean json csv "
+        "javascript runtime compiler backend frontend filesystem tensor pytorch tensorflow numpy linux sql dataframe tuple"
+    )
 )
 _PERHAPS_SOFTWARE: Final = frozenset(
     stem(word)[0]
-    for word in "function method class library program table column row file data script command server model document "
-    "documentation page object string array index feature code module package directory folder database user "
-    "download install configuration format field query token cache memory disk version page return yield select guide tutorial schema table combine slice select".split()
+    for word in listed(
+        "function method class library program table column row file data script command server model document "
+        "documentation page object string array index feature code module package directory folder database user "
+        "download install configuration format field query token cache memory disk version page return yield select guide tutorial schema table combine slice select"
+    )
 )
 _ENOUGH: Final = 2
 
@@ -91,14 +108,14 @@ class Profile:
     strict_order: bool = False
 
 
-_DATE_WORDS = frozenset(MONTHS) - {"may", "march", "mar"} | frozenset(
+_DATE_WORDS = frozenset(MONTHS) - {"may", "march", "mar"} | words(
     "monday tuesday wednesday thursday friday saturday sunday today tomorrow yesterday tonight morning afternoon evening "
-    "night noon midnight weekend weekday spring summer autumn fall winter christmas easter".split()
+    "night noon midnight weekend weekday spring summer autumn fall winter christmas easter"
 )
 _COMPARING = frozenset({"than", "instead", "before", "after", "unlike", "until"})
 _CLAUSES = frozenset({"when", "where"})
 _END = Token(STOP, "")
-_STRICT_ORDER = frozenset("respectively former latter vice versa".split())
+_STRICT_ORDER = words("respectively former latter vice versa")
 
 
 def profile(text: str) -> Profile:
@@ -253,7 +270,7 @@ class _Reader:
         elif word in QUANTIFIER:
             self.hard.append(QUANTIFIER[word])
         elif word[0] == "@":
-            if word not in {"@ask"}:
+            if word != "@ask":
                 self.hard.append(word)
         elif word in SILENT or word in DISCOURSE or (word == "yes" and token.first):
             pass

@@ -8,11 +8,10 @@ from typing import Final
 from policies.guards.alignment import is_statement
 from policies.guards.closed_words import QUANTIFIER
 from policies.guards.profile import Profile
+from policies.guards.word_lists import words
 
 QUANTIFIER_MARKS: Final = frozenset(QUANTIFIER.values())
-_MILD: Final = frozenset(
-    "either usually several some many such other also each both too still already very yet again".split()
-)
+_MILD: Final = words("either usually several some many such other also each both too still already very yet again")
 _GROUPS: Final = (
     frozenset({"all", "each", "most", "many", "several", "both"}),
     frozenset({"few", "some", "either"}),
@@ -25,6 +24,7 @@ class QuantityGuard:
     name = "quantity"
 
     def refuses(self, stored: Profile, new: Profile) -> str:
+        """See `Guard`."""
         if stored.hard == new.hard:
             return ""
         before, after = (Counter(mark for mark in p.hard if mark in QUANTIFIER_MARKS) for p in (stored, new))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+from policies.guards.word_lists import words
+
 BASE: Final = ""
 """No ending, or the -s of a plural or of a third person."""
 ING: Final = "ing"
@@ -38,8 +40,7 @@ index indices; matrix matrices; vertex vertices; analysis analyses; crisis crise
 phenomenon phenomena; criterion criteria; axis axes; datum data; medium media
 """
 # Words that only look inflected, and plurals that mean something of their own.
-_WHOLE = frozenset(
-    """
+_WHOLE = words("""
     news glasses customs goods arms waters spirits manners means works savings earnings surroundings belongings
     grounds spectacles brains colours colors damages minutes papers irons quarters premises odds blues
     thanks series species always perhaps besides across less unless nevertheless whereas various numerous previous
@@ -53,18 +54,17 @@ _WHOLE = frozenset(
     united limited evening being beijing boring bored exciting excited tiring tired interesting interested
     confusing confused annoying annoyed amazing amazed scaring scared frightening frightened
     offspring outstanding pending according regarding concerning following
-    """.split()
-)  # fmt: skip
+    """)  # fmt: skip
 
 
 def _forms() -> dict[str, tuple[str, str]]:
     table: dict[str, tuple[str, str]] = {}
     for line in _IRREGULAR_VERBS.replace("\n", " ").split(";"):
         base, *forms = line.split()
-        table.update({form: (base, ED) for form in forms})
+        table.update(dict.fromkeys(forms, (base, ED)))
     for line in _IRREGULAR_NOUNS.replace("\n", " ").split(";"):
         base, *forms = line.split()
-        table.update({form: (base, BASE) for form in forms})
+        table.update(dict.fromkeys(forms, (base, BASE)))
     table.update({"using": ("use", ING), "dying": ("die", ING), "lying": ("lie", ING), "tying": ("tie", ING)})
     table.update(
         {
@@ -83,12 +83,10 @@ _FORMS: Final = _forms()
 _VOWELS = "aeiouy"
 
 
-_KEEP_E = frozenset("humane morale locale urbane rationale finale".split())
-_DOUBLED = frozenset("add odd egg inn ebb err butt mitt".split())
+_KEEP_E = words("humane morale locale urbane rationale finale")
+_DOUBLED = words("add odd egg inn ebb err butt mitt")
 # Verbs in -e after two consonants, where most have none.
-_WITH_E = frozenset(
-    "cach ach creat recreat past tast wast hast bast chang rang hing ting sing bath breath cloth solv".split()
-)
+_WITH_E = words("cach ach creat recreat past tast wast hast bast chang rang hing ting sing bath breath cloth solv")
 
 
 def _syllables(root: str) -> int:
