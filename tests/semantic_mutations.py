@@ -88,6 +88,12 @@ _VERBS = frozenset(
         "might",
     ]
 )
+_THINGS = tuple(
+    """
+    giraffe hammer violin taxes sugar passport glacier novel bridge chess vaccine pasta garden rocket mirror
+    debt melt whisper gallop repaint forgive inherit colourful lonely northern bitter fragile musical
+    """.split()  # noqa: SIM905 - a list of words reads best as words
+)
 _WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 _FUNCTION_WORDS = frozenset(
     [
@@ -269,9 +275,6 @@ def _other_word(text: str, chance: random.Random) -> str | None:
     return _put(text, chance.choice(found), chance.choice(_THINGS)) if found else None
 
 
-_THINGS = ["giraffe", "hammer", "violin", "taxes", "sugar", "passport", "glacier", "novel", "bridge", "chess", "vaccine", "pasta", "garden", "rocket", "mirror", "debt", "melt", "whisper", "gallop", "repaint", "forgive", "inherit", "colourful", "lonely", "northern", "bitter", "fragile", "musical"]  # fmt: skip
-
-
 def _exchanged(text: str, chance: random.Random) -> str | None:
     """Two content words in each other's place; not two of a list, nor two sides of "and"."""
     found = _content(text)
@@ -304,7 +307,7 @@ def _limited(text: str, chance: random.Random) -> str | None:
 
 
 def _described(text: str, chance: random.Random) -> str | None:
-    found = [word for word in re.finditer(r"\b(?:a|the|an|your|my) (?=[a-z])", text)]
+    found = list(re.finditer(r"\b(?:a|the|an|your|my) (?=[a-z])", text))
     if not found:
         return None
     word = chance.choice(found)

@@ -155,11 +155,15 @@ def test_numbers_are_read_from_words(words: str, value: int | None, used: int, *
 
 @pytest.mark.parametrize(
     "forms",
-    ["load loads loaded loading", "study studies studied studying", "run runs ran running", "child children", "box boxes",
-     "make makes made making", "stop stops stopped stopping", "index indices indexes", "agree agrees agreed agreeing", "hope hopes hoped hoping", "hop hops hopped hopping",
-     "change changes changed changing", "use uses used using", "create creates created creating", "add adds added adding",
+    ["load loads loaded loading", "study studies studied studying", "run runs ran running", "child children",
+    "box boxes",
+     "make makes made making", "stop stops stopped stopping", "index indices indexes",
+     "agree agrees agreed agreeing", "hope hopes hoped hoping", "hop hops hopped hopping",
+     "change changes changed changing", "use uses used using", "create creates created creating",
+     "add adds added adding",
      "specify specifies specified specifying", "control controls controlled controlling", "store stores stored storing",
-     "solve solves solved solving", "open opens opened opening", "train trains trained training", "leave leaves left leaving",
+     "solve solves solved solving", "open opens opened opening", "train trains trained training",
+     "leave leaves left leaving",
      "release releases released releasing", "paste pastes pasted pasting", "fix fixes fixed fixing", "die dies died"],
 )  # fmt: skip
 def test_inflections_share_a_stem(forms: str) -> None:

@@ -28,7 +28,9 @@ PRESENT_AUXILIARY: Final = words("do does have has having")
 AUXILIARY: Final = PRESENT_BE | PAST_AUXILIARY | PRESENT_AUXILIARY
 
 NEGATION: Final = words(
-    "not no never none nobody nothing nowhere neither nor without cannot hardly scarcely barely lack lacks lacking except "
+    "not no never none nobody nothing nowhere neither nor without cannot hardly scarcely barely lack lacks "
+    "lacking except "
+    ""
     "excluding unless non avoid avoids avoided avoiding instead"
 )
 """A mark each; all of one effect are told apart below."""
@@ -178,7 +180,9 @@ DISCOURSE: Final = words(
 """May come or go: what is asked stays the same."""
 
 LANGUAGE_NAMES: Final = words(
-    "english french german spanish italian portuguese dutch russian chinese japanese korean arabic hindi polish turkish "
+    "english french german spanish italian portuguese dutch russian chinese japanese korean arabic hindi polish "
+    "turkish "
+    ""
     "swedish danish norwegian finnish greek hebrew latin czech hungarian romanian ukrainian vietnamese thai indonesian"
 )
 

@@ -10,9 +10,12 @@ from policies.guards.word_lists import listed
 
 # Written small, these are other words.
 _TWO_WORDS: Final = frozenset(
-    f"w:{stem(word)[0]}" for word in listed("may march august polish turkey china apple amazon java python oracle us who it chad jordan bill "
-    "mark rob will frank grant pat sue rose lily amber ruby crystal dick jack john bob art gene miles")
-)  # fmt: skip
+    "w:" + stem(word)[0]
+    for word in listed(
+        "may march august polish turkey china apple amazon java python oracle us who it chad jordan bill mark rob will "
+        "frank grant pat sue rose lily amber ruby crystal dick jack john bob art gene miles"
+    )
+)
 
 
 class NameGuard:

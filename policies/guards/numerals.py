@@ -8,11 +8,15 @@ from typing import Final
 
 from policies.guards.word_lists import listed, words
 
-_SMALL = listed("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+_SMALL = listed("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen "
+    ""
     "eighteen nineteen"
 )  # fmt: skip
 _TENS = listed("twenty thirty forty fifty sixty seventy eighty ninety")
-_ORDINAL_ROOTS = listed("zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
+_ORDINAL_ROOTS = listed("zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh "
+    "twelfth thirteenth fourteenth "
+    ""
     "fifteenth sixteenth seventeenth eighteenth nineteenth"
 )  # fmt: skip
 CARDINALS: Final = (

@@ -25,7 +25,8 @@ _SOFT_LINKS: Final = (
 ) - {"by"}
 _NEAR: Final = (
     {"by", "with"}, {"by", "@by"}, {"by", "through"}, {"by", "from"}, {"over", "through"}, {"from", "in"},
-    {"when", "during"}, {"on", "along"}, {"if", "when"}, {"per", "for"}, {"between", "among"}, {"after", "then"}, {"back"},
+    {"when", "during"}, {"on", "along"}, {"if", "when"}, {"per", "for"}, {"between", "among"}, {"after", "then"},
+    {"back"},
 )  # fmt: skip
 _KINDS: Final = frozenset(
     "w:" + stem(word)[0]
@@ -140,8 +141,8 @@ class _Comparison:
 
     def _named(self, one: _Block, other: _Block) -> bool:
         """A literal and the words that say what it is: "f, a simple function", "the simple function f"."""
-        for literal, words in ((one, other), (other, one)):
-            kinds = {self.stored[words.stored + n].key for n in range(words.size)}
+        for literal, others in ((one, other), (other, one)):
+            kinds = {self.stored[others.stored + n].key for n in range(others.size)}
             if literal.size == 1 and self.stored[literal.stored].key[0] == "l" and not kinds.isdisjoint(_KINDS):
                 return True
         return False
@@ -305,7 +306,7 @@ class _Comparison:
 
     def _kind(self, p: _Block, q: _Block) -> bool:
         ps, qs = self.stored[p.stored], self.stored[q.stored]
-        pn, qn = self.new[p.new], self.new[q.new]
+        pn = self.new[p.new]
         kinds = {ps.key[0] == "l", qs.key[0] == "l"}
         return (
             p.size == q.size == 1 and kinds == {True, False} and (ps.key in _KINDS or qs.key in _KINDS)
@@ -316,9 +317,9 @@ class _Comparison:
         """What is "X of Y" and "Y's X"; in statements "Y X" too."""
         ps, pn = self.stored[p.stored], self.new[p.new]
         qs, qn = self.stored[q.stored], self.new[q.new]
-        return self._owns(qs, qn, pn, p.size) or self._owns(pn, ps, qs, q.size)
+        return self._owns(qs, qn, pn) or self._owns(pn, ps, qs)
 
-    def _owns(self, behind: Item, ahead: Item, owned: Item, size: int) -> bool:
+    def _owns(self, behind: Item, ahead: Item, owned: Item) -> bool:
         soft = {"of", "in", "for", "from"} if self.relaxed else {"of"}
         return bool(
             behind.links and behind.links[-1] in soft and not owned.links and (ahead.possessive or self.relaxed)

@@ -38,7 +38,9 @@ _SOFTWARE: Final = frozenset(
     stem(word)[0]
     for word in listed(
         "dataset metadata api python software schema tokenizer repository parameter url boolean json csv "
-        "javascript runtime compiler backend frontend filesystem tensor pytorch tensorflow numpy linux sql dataframe tuple"
+        "javascript runtime compiler backend frontend filesystem tensor pytorch tensorflow numpy linux sql "
+        "dataframe "
+        "tuple"
     )
 )
 _PERHAPS_SOFTWARE: Final = frozenset(
@@ -46,7 +48,9 @@ _PERHAPS_SOFTWARE: Final = frozenset(
     for word in listed(
         "function method class library program table column row file data script command server model document "
         "documentation page object string array index feature code module package directory folder database user "
-        "download install configuration format field query token cache memory disk version page return yield select guide tutorial schema table combine slice select"
+        "download install configuration format field query token cache memory disk version page return yield "
+        "select guide tutorial schema table combine slice "
+        "select"
     )
 )
 _ENOUGH: Final = 2
@@ -109,7 +113,9 @@ class Profile:
 
 
 _DATE_WORDS = frozenset(MONTHS) - {"may", "march", "mar"} | words(
-    "monday tuesday wednesday thursday friday saturday sunday today tomorrow yesterday tonight morning afternoon evening "
+    "monday tuesday wednesday thursday friday saturday sunday today tomorrow yesterday tonight morning afternoon "
+    "evening "
+    ""
     "night noon midnight weekend weekday spring summer autumn fall winter christmas easter"
 )
 _COMPARING = frozenset({"than", "instead", "before", "after", "unlike", "until"})
@@ -251,32 +257,38 @@ class _Reader:
         elif word in {"a", "an", "the"}:
             self.article = True
         elif word in NEGATION:
-            if not (word == "no" and token.first and at + 1 < len(self.tokens) and self.tokens[at + 1].kind == COMMA):
-                self.hard.append(word)
-                self.negations.append(word)
+            self._negation(word, at)
         elif word in AUXILIARY:
             self._auxiliary(word, at)
         elif word in MODAL:
             self.hard.append(MODAL[word])
             self.aux = ""
-        elif word in PREPOSITION:
-            self.links.append(PREPOSITION[word])
-        elif word in CONJUNCTION:
-            self.links.append(CONJUNCTION[word])
-        elif word in _CLAUSES and not (token.first and self.made.opening == word):
-            self.links.append(word)
+        elif not self._marked(token):
+            self._content(token)
+        return 1
+
+    def _marked(self, token: Token) -> bool:
+        """Whether the word only marks what follows; if so, the mark is taken down."""
+        word = token.text
+        link = PREPOSITION.get(word) or CONJUNCTION.get(word)
+        asks = token.first and self.made.opening == word
+        if link or (word in _CLAUSES and not asks):
+            self.links.append(link or word)
         elif word in QUESTION and (token.first or word not in SILENT):
             self.hard.append(QUESTION[word])
         elif word in QUANTIFIER:
             self.hard.append(QUANTIFIER[word])
         elif word[0] == "@":
-            if word != "@ask":
-                self.hard.append(word)
-        elif word in SILENT or word in DISCOURSE or (word == "yes" and token.first):
-            pass
+            self.hard.extend([word] if word != "@ask" else [])
         else:
-            self._content(token)
-        return 1
+            return word in SILENT or word in DISCOURSE or (word == "yes" and token.first)
+        return True
+
+    def _negation(self, word: str, at: int) -> None:
+        answers = word == "no" and self.tokens[at].first and self.tokens[at + 1 : at + 2]
+        if not (answers and answers[0].kind == COMMA):
+            self.hard.append(word)
+            self.negations.append(word)
 
     def _auxiliary(self, word: str, at: int) -> None:
         if word in PAST_AUXILIARY or (word == "used" and self.aux == "past"):

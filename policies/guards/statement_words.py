@@ -40,7 +40,9 @@ FRAME: Final = _stems(
 _GENERAL: Final = _stems(
     """
     module library value user process feature argument parameter
-    attribute size special specially effectively properly assign knowledge similar convenient workflow eager own progress progressive achieve practical practically precise precisely assess suitable search distinct combine easily optionally optional
+    attribute size special specially effectively properly assign knowledge similar convenient workflow eager own
+    progress progressive achieve practical practically precise precisely assess suitable search distinct combine
+    easily optionally optional
     account accuracy achieve actual additionally adhere advice aspect assemble back basis become behavior benefit
     broad caliber case characteristic citation clear click code collective combination come common commonly complex
     concept conceptual condition consistent consult content context contribute convenient conversion criterion

@@ -22,7 +22,8 @@ _IRREGULAR_VERBS = """
 arise arose arisen; use used; awake awoke awoken; beat beaten; become became; begin began begun; bend bent; bind bound;
 bite bit bitten; blow blew blown; break broke broken; bring brought; build built; burn burnt; buy bought; catch caught;
 choose chose chosen; come came; dig dug; draw drew drawn; dream dreamt; drink drank drunk; drive drove driven;
-eat ate eaten; fall fell fallen; feed fed; feel felt; fight fought; find found; fly flew flown; forbid forbade forbidden;
+eat ate eaten; fall fell fallen; feed fed; feel felt; fight fought; find found; fly flew flown; forbid forbade
+forbidden;
 forget forgot forgotten; forgive forgave forgiven; freeze froze frozen; get got gotten; give gave given; go went gone;
 grow grew grown; hang hung; hear heard; hide hid hidden; hold held; keep kept; know knew known; lead led; learn learnt;
 leave left; lend lent; lose lost; make made; mean meant; meet met; pay paid; ride rode ridden; ring rang rung;
@@ -163,8 +164,10 @@ def _plural(word: str) -> str:
 
 
 _DERIVED: Final = (
-    "izations", "isations", "ization", "isation", "abilities", "ability", "ibility", "ations", "ation", "ition", "ments", "ment",
-    "ities", "ity", "ness", "ances", "ance", "ence", "ively", "ingly", "ally", "ely", "ly", "ive", "able", "ible", "ize", "ise",
+    "izations", "isations", "ization", "isation", "abilities", "ability", "ibility", "ations", "ation", "ition",
+    "ments", "ment",
+    "ities", "ity", "ness", "ances", "ance", "ence", "ively", "ingly", "ally", "ely", "ly", "ive", "able", "ible",
+    "ize", "ise",
     "ers", "er", "or", "ion", "ical", "ic", "ate", "ure", "al", "ing", "at", "i", "s",
 )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Words that may stand for each other, as data: a row is a set of words, any two of which may be swapped.
 
 Rows do not chain: "make" stands with "create" and with "cause", which do not stand with each other. `GENERAL` holds in
-any question; no noun that names a thing, a person, a place, a food or an ailment is in it, and no two words of different
+any question; no noun that names a thing, a person, a place, a food or an ailment is in it, and no two words of
+different
 strength. `STATEMENT` holds only where a text tells, rather than asks, of software: there "return" is no purchase sent
 back and "division" no arithmetic.
 """

@@ -16,6 +16,8 @@ COMMA: Final = ","
 
 
 class Token(NamedTuple):
+    """A word, a number, a literal, or the end of a clause or sentence."""
+
     kind: str
     text: str
     """A word in lower case; a number or a literal as written; "" where a clause or a sentence ends."""

@@ -1,7 +1,8 @@
 """What the guards of the semantic cache let pass: `python -m tests.bench semantic_pairs [--mutations N]`.
 
 For each set: its pairs that must be refused and how many of them were served; its pairs that mean the same and how many
-of those were served (recall). Then every guard: how many wrong pairs it refuses, how many it alone refuses, and how many
+of those were served (recall). Then every guard: how many wrong pairs it refuses, how many it alone refuses, and how
+many
 right ones it alone keeps from being served. Last, texts of the published sets with one change of meaning each.
 
 GPTCache's rows are split in two: rows 0, 2, 4, ... were looked at when word lists were written, the others were not.
@@ -72,7 +73,8 @@ def tally(pairs: Sequence[Pair], cosine: Cosine | None = None) -> Tally:
 def show(sets: dict[str, Tally], *, cosine: bool) -> None:
     """Prints both tables."""
     print(
-        f"{'set':28}{'must refuse':>12}{'served':>8}{'same':>7}{'served':>8}{'recall':>8}   cosine >= {SERVED_BY_COSINE}"
+        f"{'set':28}{'must refuse':>12}{'served':>8}{'same':>7}{'served':>8}{'recall':>8}   cosine >= "
+        "{SERVED_BY_COSINE}"
     )
     for name, made in sets.items():
         beside = f"{made.cosine_wrong} wrong, {made.cosine_right} right" if cosine else "-"
