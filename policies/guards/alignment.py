@@ -64,8 +64,11 @@ def _stand_in(item: Item, stored: Profile, free: list[int], expected: int, *, re
 
 
 def is_statement(stored: Profile, new: Profile) -> bool:
-    """Both tell of software rather than ask: more words and more orders are the same there."""
-    return stored.software and new.software and not stored.question and not new.question
+    """Both tell of software rather than ask: more words and more orders are the same there.
+
+    Not where the words are all the same: then their order is all there is to tell the texts apart.
+    """
+    return stored.software and new.software and not stored.question and not new.question and stored.bag != new.bag
 
 
 def rewording(stored: Profile, new: Profile, pairs: Alignment) -> int:

@@ -87,6 +87,8 @@ class Profile:
     exact: str
     """The text with only its white space and its last full stop put aside."""
     folded: str
+    bag: tuple[str, ...] = ()
+    """Its words in alphabetical order."""
     too_long: bool = False
     english: bool = True
     software: bool = False
@@ -118,6 +120,7 @@ _DATE_WORDS = frozenset(MONTHS) - {"may", "march", "mar"} | words(
     ""
     "night noon midnight weekend weekday spring summer autumn fall winter christmas easter"
 )
+_EDGES = ",.;:!?()"
 _COMPARING = frozenset({"than", "instead", "before", "after", "unlike", "until"})
 _CLAUSES = frozenset({"when", "where"})
 _END = Token(STOP, "")
@@ -138,6 +141,7 @@ def profile(text: str) -> Profile:
         made.too_long = True
         return made
     made.english = _is_english(tokens)
+    made.bag = tuple(sorted(word.strip(_EDGES) for word in made.folded.split()))
     _Reader(made, tokens, raw).read()
     return made
 
