@@ -5,7 +5,8 @@ of those were served (recall). Then every guard: how many wrong pairs it refuses
 many
 right ones it alone keeps from being served. Last, texts of the published sets with one change of meaning each.
 
-GPTCache's rows are split in two: rows 0, 2, 4, ... were looked at when word lists were written, the others were not.
+GPTCache's rows are split in two: word lists were written with rows 0, 2, 4, ... in view; of the others, only words that
+stood unexplained were looked at, late. Words exchanged within a paraphrase are what guards see least of.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def show(sets: dict[str, Tally], *, cosine: bool) -> None:
     """Prints both tables."""
     print(
         f"{'set':28}{'must refuse':>12}{'served':>8}{'same':>7}{'served':>8}{'recall':>8}   cosine >= "
-        "{SERVED_BY_COSINE}"
+        f"{SERVED_BY_COSINE}"
     )
     for name, made in sets.items():
         beside = f"{made.cosine_wrong} wrong, {made.cosine_right} right" if cosine else "-"
