@@ -257,7 +257,8 @@ class Fleet:
         if member is None:
             return
         state = member.worker
-        state.running, state.waiting, state.kv_used = load.running, load.waiting, load.kv_used
+        state.running, state.waiting = load.running, load.waiting
+        state.learn_kv_used(load.kv_used)
         at_work = 0 if load.running is None else load.running + (load.waiting or 0)
         state.foreign = max(0, at_work - state.active)
         tokens = [count for count in (load.prompt_tokens, load.generation_tokens) if count is not None]

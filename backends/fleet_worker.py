@@ -30,6 +30,8 @@ class Reservation:
     pending: bool = True
     """No byte of the answer has come yet."""
     released: bool = False
+    lacking: float = 0.0
+    """Prompt tokens that it has to compute, where somebody counts them."""
     predicted: Prediction | None = None
     """How long it was thought to take; None where nobody asks."""
 
@@ -62,6 +64,9 @@ class Worker:
     running: int | None = None
     waiting: int | None = None
     kv_used: float | None = None
+    """Share of its KV cache that it last said is in use."""
+    unseen_tokens: float = 0.0
+    """Tokens that it was given to compute since then, less those of requests that have ended."""
     foreign: int = 0
     """Requests it has from others than this gateway, as far as its own count tells."""
     active: int = 0
@@ -129,7 +134,7 @@ class Worker:
     @property
     def longest_prompt(self) -> int | None:
         """Tokens of the longest prompt it can hold, where that is known."""
-        by_blocks = self.capacity * self.block_size if self.capacity else None
+        by_blocks = self.kv_tokens
         told = [length for card in self.model_cards if type(length := card.get("max_model_len")) is int]
         by_context = self.max_model_len or max(told, default=None)
         bounds = [bound for bound in (by_context, by_blocks) if bound]
@@ -150,11 +155,27 @@ class Worker:
             self._room(),
         )
 
-    def _room(self) -> float:
+    def learn_kv_used(self, share: float | None) -> None:
+        """Take in what it says of how full it is; None where it says nothing."""
+        self.kv_used, self.unseen_tokens = share, 0.0
+
+    @property
+    def kv_share(self) -> float | None:
+        """Share of its KV cache in use, by what it said and what it was given since; None where it says nothing."""
+        tokens = self.kv_tokens
+        if self.kv_used is None or not tokens:
+            return self.kv_used
+        return self.kv_used + self.unseen_tokens / tokens
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that its KV cache holds, where that is known."""
         capacity = self.capacity
-        if self.kv_used is None or not capacity:
-            return inf
-        return (1.0 - self.kv_used) * capacity * self.block_size
+        return capacity * self.block_size if capacity else None
+
+    def _room(self) -> float:
+        tokens = self.kv_tokens
+        return inf if self.kv_used is None or not tokens else (1.0 - self.kv_used) * tokens
 
     def load(self, now: float) -> WorkerView:
         """The same for policies that count requests only."""

@@ -142,6 +142,35 @@ class DiskStore:
                 raise self._failed("read", "a frame is damaged")
             return here
 
+    def read(self, key: ChunkKey, limit: int | None = None) -> bytes | None:
+        """See `EntryStore`."""
+        with self._lock:
+            self._check_open()
+            record = self._log.index.get(key)
+            if record is None:
+                self._counts["misses"] += limit is None
+                return None
+        if limit is None:
+            frame = bytearray(record.length)
+            return bytes(frame) if self.read_into(key, [memoryview(frame)]) else None
+        with self._using():
+            begun = bytearray(min(limit, record.length))
+            try:
+                with self._directory.opened(segment_name(record.segment)) as fd:
+                    whole = read_exactly(fd, [memoryview(begun)], record.data)
+            except OSError as error:
+                if self._gone(record):
+                    return None
+                raise self._failed("read", error) from error
+            return bytes(begun) if whole else None
+
+    def keys(self, prefix: bytes = b"") -> Iterator[ChunkKey]:
+        """See `EntryStore`."""
+        with self._lock:
+            self._check_open()
+            found = list(self._log.index)
+        return (key for key in found if key.startswith(prefix))
+
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
         """See `BlockStore`. Where the file system is full the store makes do with less than its capacity for a
         while.

@@ -36,15 +36,22 @@ class GuardedTier:
     Writes rest by themselves: a full store that can be read is still of use.
     """
 
-    def __init__(self, store: BlockStore, clock: Callable[[], float], count: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        store: BlockStore,
+        clock: Callable[[], float],
+        count: Callable[[str], None],
+        *,
+        longest_rest_s: float = 60.0,
+    ) -> None:
         """`count` is told `failed: <tier>` and `rests: <tier>`."""
         self.tier: Final = store.tier
         self._store = store
         self._clock = clock
         self._count = count
         self._lock = threading.Lock()
-        self._rest = TierRest()
-        self._write_rest = TierRest()
+        self._rest = TierRest(longest_s=longest_rest_s)
+        self._write_rest = TierRest(longest_s=longest_rest_s)
         self._stats = StoreStats()
 
     def ready_to_write(self) -> bool:
@@ -61,19 +68,19 @@ class GuardedTier:
 
     def contains(self, keys: Sequence[ChunkKey]) -> int | None:
         """See `BlockStore`."""
-        return self._asked(lambda: self._store.contains(keys))
+        return self.ask(lambda: self._store.contains(keys))
 
     def read_into(self, key: ChunkKey, pieces: Sequence[memoryview]) -> bool | None:
         """See `BlockStore`."""
-        return self._asked(lambda: self._store.read_into(key, pieces))
+        return self.ask(lambda: self._store.read_into(key, pieces))
 
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool | None:
         """See `BlockStore`."""
-        return self._asked(lambda: self._store.write(key, pieces, info), writes=True)
+        return self.ask(lambda: self._store.write(key, pieces, info), writes=True)
 
     def remove(self, key: ChunkKey) -> bool | None:
         """See `BlockStore`."""
-        return self._asked(lambda: self._store.remove(key))
+        return self.ask(lambda: self._store.remove(key))
 
     @contextmanager
     def frame(self, key: ChunkKey, length: int, scratch: Scratch) -> Iterator[Sequence[Buffer] | None]:
@@ -83,7 +90,7 @@ class GuardedTier:
         with ExitStack() as lent:
             store = self._store
             if isinstance(store, Lender):
-                yield self._asked(lambda: lent.enter_context(store.lend(key)))
+                yield self.ask(lambda: lent.enter_context(store.lend(key)))
                 return
             view = scratch.view(length)
             yield [view] if self.read_into(key, [view]) else None
@@ -102,7 +109,8 @@ class GuardedTier:
         """See `BlockStore`."""
         self._store.close()
 
-    def _asked(self, call: Callable[[], R], *, writes: bool = False) -> R | None:
+    def ask(self, call: Callable[[], R], *, writes: bool = False) -> R | None:
+        """What `call` returns, which uses the store; None where that has failed, or rests."""
         with self._lock:
             now = self._clock()
             rests = [self._rest, self._write_rest] if writes else [self._rest]

@@ -10,7 +10,7 @@ import inspect
 import ssl
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -22,6 +22,10 @@ from cache.redis_replies import Reason, RedisStoreError, failure, reason_of_code
 from cache.redis_settings import Address, RedisSettings
 
 T = TypeVar("T")
+
+
+_PAGE: Final = 5_000
+"""Keys that a server looks through in one turn: some milliseconds in which it does nothing else."""
 
 
 class SlotRange(NamedTuple):
@@ -75,6 +79,15 @@ class RedisControl:
             capacity=_number(memory, "maxmemory"),
             evictions=_number(stats, "evicted_keys"),
         )
+
+    def scan(self, address: Address, pattern: bytes, cursor: int, deadline: float) -> tuple[int, list[bytes]]:
+        """One page of the names on a server that match, and where the next one begins; 0: there is none."""
+
+        def asked(client: redis.Redis) -> tuple[int, list[bytes]]:
+            following, names = client.scan(cursor, match=pattern, count=_PAGE)
+            return int(following), [name for name in names if isinstance(name, bytes)]
+
+        return self._ask(address, deadline, asked)
 
     def _ask(self, address: Address, deadline: float, question: Callable[[redis.Redis], T]) -> T:
         # Not to the end: there may be another node to ask.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from cache.redis_control import RedisControl, Usage
@@ -73,6 +73,20 @@ class RedisNodes:
         for i, key in enumerate(keys):
             places.setdefault(self._node_of(key, deadline), []).append(i)
         return list(places.items())
+
+    def scan(self, pattern: bytes, seconds: float) -> Iterator[list[bytes]]:
+        """Names of all servers that match, page by page; `seconds` for each of them. Raises RedisStoreError."""
+        if self._slots is not None:
+            self._node_of(pattern, time.monotonic() + seconds)  # learns the topology, if nobody has yet
+        with self._lock:
+            addresses = list(self._settings.nodes[:1] if self._slots is None else self._slots.addresses())
+        for address in addresses:
+            cursor = 0
+            while True:
+                cursor, names = self._control.scan(address, pattern, cursor, time.monotonic() + seconds)
+                yield names
+                if cursor == 0:
+                    break
 
     def usage(self, deadline: float) -> Usage:
         """Of all servers together; `capacity` is 0 where one of them has no bound. Raises RedisStoreError."""

@@ -45,7 +45,8 @@ class RedisSettings:
         ACL SETUSER kv on >password resetchannels ~prefixgate:kv:* -@all +getex +set +pexpire +exists +unlink
 
     and besides: `+select` for a `db` other than 0; `+asking +cluster|slots` in a cluster; `+get` in place of
-    `+getex +pexpire` without a `ttl`; `+info +dbsize` if sizes shall be shown, which nothing else depends on.
+    `+getex +pexpire` without a `ttl` or without `renew`; `+info +dbsize` if sizes shall be shown, which nothing else
+    depends on; `+getrange +scan` where entries are found without their keys, `+append` where epochs are shared.
     """
 
     url: str = field(default="redis://127.0.0.1:6379", repr=False)
@@ -68,6 +69,8 @@ class RedisSettings:
     """What keys begin with. No braces: they would put all keys into one slot of a cluster."""
     ttl: float | None = 86400.0
     """How long a frame is kept after its last use; None: until Redis evicts it."""
+    renew: bool = True
+    """Does a use put off when a frame expires? If not, `ttl` counts from when it was written."""
     connect_timeout: float = 0.5
     timeout: float = 1.0
     """For one call as a whole: waiting for a connection, connecting, sending, receiving, being sent elsewhere."""

@@ -11,11 +11,12 @@ slowly, is worth asking at all is for those to say who know the other tiers.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from cache.redis_control import Usage
@@ -40,6 +41,7 @@ class RedisStore:
         self._nodes = RedisNodes(settings)
         self._prefix = settings.prefix.encode()
         self._ttl_ms = None if settings.ttl is None else round(settings.ttl * 1000)
+        self._renewed_ms = self._ttl_ms if settings.renew else None
         self._lock = threading.Condition()
         self._closed = False
         self._n_calls = 0
@@ -80,13 +82,54 @@ class RedisStore:
             conn.fill(pieces, deadline)
             return True
 
-        get = command(b"GET", name) if self._ttl_ms is None else command(b"GETEX", name, b"PX", b"%d" % self._ttl_ms)
         with self._counted() as deadline:
-            here = length <= self._settings.max_frame_bytes and self._nodes.ask(name, [get], read, deadline)
+            here = length <= self._settings.max_frame_bytes and self._nodes.ask(name, [self._get(name)], read, deadline)
             with self._lock:
                 self._hits += here
                 self._misses += not here
             return here
+
+    def read(self, key: ChunkKey, limit: int | None = None) -> bytes | None:
+        """See `EntryStore`. Puts off when the frame expires, as `read_into` does; not with a `limit`."""
+        name = self._name(key)
+        if limit is not None:
+            # Of one that is not here Redis gives the empty beginning.
+            return self.part(name, 0, max(0, limit - 1)) or None
+        with self._counted() as deadline:
+            frame = self._nodes.ask(name, [self._get(name)], self._whole, deadline)
+            with self._lock:
+                self._hits += frame is not None
+                self._misses += frame is None
+            return frame
+
+    def keys(self, prefix: bytes = b"") -> Iterator[ChunkKey]:
+        """See `EntryStore`. In pages, each a call of its own as far as time goes."""
+        begins = len(self._prefix)
+        literal = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", self._prefix)
+        pages = self._nodes.scan(literal + prefix.hex().encode() + b"*", self._settings.timeout)
+        while True:
+            with self._counted():
+                page = next(pages, None)
+            if page is None:
+                return
+            for name in page:
+                with suppress(ValueError):  # somebody else's, under the same prefix
+                    yield ChunkKey(bytes.fromhex(name[begins:].decode("ascii")))
+
+    def part(self, name: bytes, first: int, last: int) -> bytes:
+        """Bytes `first` to `last` of the value of that name, both included and counted from the end where negative;
+        empty where there are none. Raises StoreError.
+        """
+        with self._counted() as deadline:
+            asked = command(b"GETRANGE", name, b"%d" % first, b"%d" % last)
+            return self._nodes.ask(name, [asked], self._whole, deadline) or b""
+
+    def append(self, name: bytes, value: bytes) -> int:
+        """Append to the value of that name, in one step whoever else does; returns its length then. Never expires.
+        Raises StoreError.
+        """
+        with self._counted() as deadline:
+            return self._nodes.ask(name, [command(b"APPEND", name, value)], _number, deadline)
 
     def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:  # noqa: ARG002 - see above
         """See `BlockStore`. Asks first whether it is here, and if so puts off when it expires."""
@@ -112,7 +155,10 @@ class RedisStore:
 
     def remove(self, key: ChunkKey) -> bool:
         """See `BlockStore`."""
-        name = self._name(key)
+        return self.drop(self._name(key))
+
+    def drop(self, name: bytes) -> bool:
+        """Remove the value of that name; False where there is none. Raises StoreError."""
         with self._counted() as deadline:
             return self._nodes.ask(name, [command(b"UNLINK", name)], _yes, deadline)
 
@@ -152,10 +198,29 @@ class RedisStore:
     def _name(self, key: ChunkKey) -> bytes:
         return self._prefix + key.hex().encode()
 
+    def _get(self, name: bytes) -> bytes:
+        if self._renewed_ms is None:
+            return command(b"GET", name)
+        return command(b"GETEX", name, b"PX", b"%d" % self._renewed_ms)
+
     def _touch(self, name: bytes) -> bytes:
-        if self._ttl_ms is None:
+        if self._renewed_ms is None:
             return command(b"EXISTS", name)
-        return command(b"PEXPIRE", name, b"%d" % self._ttl_ms)
+        return command(b"PEXPIRE", name, b"%d" % self._renewed_ms)
+
+    def _whole(self, conn: RespSocket, deadline: float) -> bytes | None:
+        """A reply of any length up to the bound; None: there is nothing."""
+        line = conn.line(deadline)
+        if line.kind != "$":
+            raise _unexpected(conn)
+        if line.number < 0:
+            return None
+        if line.number > self._settings.max_frame_bytes:
+            conn.spoil()
+            return None
+        value = bytearray(line.number)
+        conn.fill([memoryview(value)], deadline)
+        return bytes(value)
 
     def _n_leading(self, names: list[bytes], deadline: float) -> int:
         n = len(names)
@@ -213,6 +278,13 @@ def _yes(conn: RespSocket, deadline: float) -> bool:
     if line.kind != ":" or line.number not in {0, 1}:
         raise _unexpected(conn)
     return line.number == 1
+
+
+def _number(conn: RespSocket, deadline: float) -> int:
+    line: Line = conn.line(deadline)
+    if line.kind != ":":
+        raise _unexpected(conn)
+    return line.number
 
 
 def _yes_or_elsewhere(conn: RespSocket, deadline: float) -> bool | None:

@@ -10,7 +10,7 @@ store's own deadlines.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NewType, Protocol, TypeAlias, runtime_checkable
@@ -92,6 +92,22 @@ class BlockStore(Protocol):
     def close(self) -> None:
         """Give everything back, once calls under way have ended. What must survive is safe by then. Calls after it
         raise StoreError; closing again does nothing.
+        """
+        ...
+
+
+class EntryStore(BlockStore, Protocol):
+    """A store of frames whose lengths their readers do not know, and who want to find them without their keys."""
+
+    def read(self, key: ChunkKey, limit: int | None = None) -> bytes | None:
+        """The frame; None where it is not here. Counts as a use. With a `limit` it is no use, and only so many bytes of
+        its beginning, which are not checked. Raises StoreError.
+        """
+        ...
+
+    def keys(self, prefix: bytes = b"") -> Iterator[ChunkKey]:
+        """Keys of all frames that are here from beginning to end of the walk, and perhaps of others, in no order; the
+        same one may come twice. With a `prefix` those that begin with it. Raises StoreError, at any step.
         """
         ...
 

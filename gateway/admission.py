@@ -9,30 +9,31 @@ time. Every step is synchronous.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 from typing import TYPE_CHECKING, Final
 
+from backends.fleet_forecast import FleetForecast
 from gateway.api_error import ApiError
+from gateway.request_record import Outcome
 from policies.admission import AdmissionQueue
 from policies.admission_types import Dispatched, Expired, Reason, Refused, Request, ServiceClass, Ticket
-from policies.latency_pressure import LatencyPressure
-from policies.worker_room import has_room
+from policies.latency_pressure import SloPressure
+from policies.worker_room import DEFAULT_WINDOW_S
 
 if TYPE_CHECKING:
     from backends.fleet_state import FleetState
     from backends.fleet_worker import Worker
     from gateway.exchange import Exchange
     from policies.tenant import TenantPolicy
+    from policies.types import WorkerId
 
 _TICK: Final = 0.02
 """Seconds between two looks while requests wait."""
 _GRACE: Final = 5.0
 """Seconds that a client's deadline is beyond the queue's own."""
 _CHARS_PER_TOKEN: Final = 4
-_LEARNT: Final = 16
-"""First tokens after which a worker's predictions count."""
 _LONGEST_DEADLINE_MS: Final = 86_400_000.0
 _OWN: Final = (Reason.TENANT_FULL, Reason.TENANT_BYTES)
 _WHY: Final = {
@@ -49,15 +50,25 @@ _WHY: Final = {
 class GateSettings:
     """What is not the queue's own."""
 
-    worker_queue_s: float = 0.2
+    worker_queue_s: float = DEFAULT_WINDOW_S
     max_running: int | None = None
     deadline_header: Callable[[bytes], bytes | None] | None = None
     """Finds the header in a head's fields."""
     header_name: str = ""
 
 
+@dataclass(slots=True)
+class Turn:
+    """A request's place in the queue of a gate, and later in the workers."""
+
+    gate: AdmissionGate
+    ticket: Ticket
+    waits: bool = True
+    over: bool = False
+
+
 class AdmissionGate:
-    """Of one pipeline. `send` starts a request whose turn it is, `refuse` answers one that is given up."""
+    """Of one pipeline. `send` starts a request whose turn it is, at one of the workers that have room."""
 
     def __init__(
         self,
@@ -66,25 +77,33 @@ class AdmissionGate:
         settings: GateSettings,
         *,
         loop: asyncio.AbstractEventLoop,
-        send: Callable[[Exchange], None],
-        cached_tokens: Callable[[Exchange], int],
+        send: Callable[[Exchange, Collection[Worker] | None], None],
+        held: Callable[[Exchange], Mapping[WorkerId, int]],
     ) -> None:
-        """`cached_tokens`: of a request's prompt, on the worker that has most of it."""
+        """`held`: how many leading tokens of a request's prompt each worker has; who is not named has none."""
         self.queue = queue
-        self.settings = settings
         self.refusals: dict[tuple[ServiceClass, Reason], int] = {}
         """Not served, by class and reason, since the start."""
         self._fleet = fleet
         self._loop = loop
         self._send = send
-        self._cached_tokens = cached_tokens
+        self._held = held
+        self._forecast = FleetForecast(fleet)
+        self._among: dict[str, list[Worker]] = {}  # by model, those with room, as they were looked at last
         self._waiting: dict[Ticket, Exchange] = {}
-        self._pressure = LatencyPressure()
+        self._pressure = SloPressure()
         self.pressure = 0.0
-        """Recent times to first token of interactive requests ÷ their objective, as the queue was told."""
+        """Recent latency of interactive requests ÷ its objective, as the queue was told."""
         self._pumping = False
         self._due: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
+        self.configure(settings)
+
+    def configure(self, settings: GateSettings) -> None:
+        """These settings hold from now on."""
+        self._settings = settings
+        self._forecast.window_s = settings.worker_queue_s
+        self._forecast.most_running = settings.max_running
 
     def enter(self, exchange: Exchange) -> None:
         """Send a request on its way as soon as it is its turn, which may be now.
@@ -93,32 +112,36 @@ class AdmissionGate:
             ApiError: 503 or 429 where it would wait too long or there is no room for it; 400 for a deadline that is
                 none.
         """
-        now = self._loop.time()
-        policy = exchange.policy
-        tokens = self._estimate(exchange)
-        waits = bool(self.queue) or not self._room(_model(self._fleet, exchange))
-        if waits:
-            tokens -= self._cached_tokens(exchange)
-        lead = self._lead(exchange, tokens, now)
+        now, fleet, policy = self._loop.time(), self._fleet, exchange.policy
+        model, n_tokens = _model(fleet, exchange), _tokens(exchange)
+        due = self._deadline(exchange, policy)
+        held: Mapping[WorkerId, int] = {}
+        lead = 0.0
+        waits = bool(self.queue) or not self._room(model)
+        if waits or due < inf:
+            held = self._held(exchange)
+            workers = fleet.candidates(fleet.serving(model), (), now)
+            lead = self._forecast.first_token(workers, held, n_tokens, now, alone=not self.queue)
         request = Request(
             policy.name,
-            _model(self._fleet, exchange),
-            tokens,
+            model,
+            float(n_tokens - max(held.values(), default=0)),
             ServiceClass[policy.priority.name],
             policy.weight,
-            self._deadline(exchange, policy),
+            due,
             lead,
             len(exchange.body),
         )
-        outcome = self.queue.offer(request, now, lead + (self._ahead(request) if waits else 0.0))
+        ahead = self._forecast.turn(self.queue.tokens_ahead(request), fleet.serving(model)) if waits else 0.0
+        outcome = self.queue.offer(request, now, lead + ahead)
         exchange.record.service_class = request.service_class.name.lower()
         if isinstance(outcome, Refused):
             raise self._refusal(request.service_class, outcome.reason, outcome.retry_after_s)
-        exchange.gate, exchange.slot = self, outcome.ticket
-        exchange.waits = True
+        turn = exchange.turn = Turn(self, outcome.ticket)
         self._waiting[outcome.ticket] = exchange
+        self._forecast.drain.queued(now)
         self._pump(now)
-        if exchange.waits:
+        if turn.waits:
             call = exchange.call
             assert call is not None, "read before"
             call.fields = {}  # they weigh several times the body
@@ -130,23 +153,39 @@ class AdmissionGate:
         """
         objective = exchange.policy.slo_ttft_s
         if exchange.teaches and exchange.record.service_class == _INTERACTIVE and objective is not None:
-            self.pressure = self._pressure.observe((now - exchange.record.arrived) / objective, now)
-            self.queue.pressure(self.pressure, now)
+            self._press(self._pressure.first_token((now - exchange.record.arrived) / objective, now), now)
         self.freed()
 
     def leave(self, exchange: Exchange) -> None:
         """The request is over, whether it was sent or not."""
-        ticket = exchange.slot
-        if ticket is None:
+        turn, usage = exchange.turn, exchange.record.usage
+        if turn is None or turn.over:
             return
-        exchange.slot = None
-        if exchange.waits:
-            exchange.waits = False
-            del self._waiting[ticket]
-            self.queue.cancel(ticket)
+        turn.over = True
+        if turn.waits:
+            turn.waits = False
+            del self._waiting[turn.ticket]
+            self.queue.cancel(turn.ticket)
+            self._forecast.drain.left(0.0, self._loop.time(), len(self.queue))
         else:
-            self.queue.finished(ticket)
+            self._tell_pace(exchange)
+            prompt, cached = usage.prompt, usage.cached
+            self.queue.finished(turn.ticket, None if prompt is None or cached is None else float(prompt - cached))
         self.freed()
+
+    def _tell_pace(self, exchange: Exchange) -> None:
+        """How fast the tokens of an answer came that streamed to its end."""
+        record, objective = exchange.record, exchange.policy.slo_tpot_s
+        n_tokens = (record.usage.completion or 0) - 1
+        if objective is None or n_tokens < 1 or not exchange.teaches or record.service_class != _INTERACTIVE:
+            return
+        if record.outcome is Outcome.OK and record.first_byte_at:
+            now = record.finished_at
+            self._press(self._pressure.per_token((now - record.first_byte_at) / n_tokens / objective, now), now)
+
+    def _press(self, pressure: float, now: float) -> None:
+        self.pressure = pressure
+        self.queue.pressure(pressure, now)
 
     def freed(self) -> None:
         """There may be room somewhere: look at the end of this turn."""
@@ -155,13 +194,19 @@ class AdmissionGate:
 
     def release_all(self) -> None:
         """Nobody is to wait here any longer: send them all."""
-        for ticket, exchange in list(self._waiting.items()):
+        for ticket in list(self._waiting):
             self.queue.cancel(ticket)
-            exchange.slot, exchange.waits = None, False
-            self._send(exchange)
-        self._waiting.clear()
+            self._send(self._take(ticket, over=True), None)
         if self._tick is not None:
             self._tick.cancel()
+
+    def _take(self, ticket: Ticket, *, over: bool = False) -> Exchange:
+        """It waits no longer."""
+        exchange = self._waiting.pop(ticket)
+        turn = exchange.turn
+        assert turn is not None, "it waited"
+        turn.waits, turn.over = False, over
+        return exchange
 
     def _look(self) -> None:
         self._due = None
@@ -178,29 +223,29 @@ class AdmissionGate:
         self._pumping = True
         try:
             while (dispatched := self.queue.next(now, self._room)) is not None:
-                self._dispatch(dispatched)
+                self._dispatch(dispatched, now)
             for expired in self.queue.expire(now):
-                self._give_up(expired)
+                self._give_up(expired, now)
         finally:
             self._pumping = False
         if self._waiting and self._tick is None:
             self._tick = self._loop.call_later(_TICK, self._again)
 
-    def _dispatch(self, dispatched: Dispatched) -> None:
-        exchange = self._waiting.pop(dispatched.ticket)
-        exchange.waits = False
-        exchange.record.queued_s = dispatched.waited_s
-        exchange.record.service_class = dispatched.service_class.name.lower()
-        self._send(exchange)
-        if exchange.slot is not None and exchange.prompt is not None:
-            record = exchange.record
-            lacking = exchange.prompt.tokens - record.cached_tokens - record.restored_tokens
+    def _dispatch(self, dispatched: Dispatched, now: float) -> None:
+        exchange = self._take(dispatched.ticket)
+        record, lacking = exchange.record, dispatched.request.tokens
+        record.queued_s = dispatched.waited_s
+        record.service_class = dispatched.service_class.name.lower()
+        self._send(exchange, self._among.get(dispatched.request.model))
+        if exchange.prompt is not None and record.attempts:
+            lacking = float(exchange.prompt.tokens - record.cached_tokens - record.restored_tokens)
             self.queue.correct(dispatched.ticket, lacking)
+        self._forecast.drain.left(lacking, now, len(self.queue))
 
-    def _give_up(self, expired: Expired) -> None:
-        exchange = self._waiting.pop(expired.ticket)
-        exchange.waits, exchange.slot = False, None
+    def _give_up(self, expired: Expired, now: float) -> None:
+        exchange = self._take(expired.ticket, over=True)
         exchange.record.queued_s = expired.waited_s
+        self._forecast.drain.left(0.0, now, len(self.queue))
         retry = self.queue.settings.min_retry_s
         exchange.refuse(self._refusal(expired.request.service_class, expired.reason, retry))
 
@@ -215,16 +260,11 @@ class AdmissionGate:
 
     # -- what is expected of it
 
-    def _estimate(self, exchange: Exchange) -> float:
-        """Tokens of its prompt."""
-        prompt = exchange.prompt
-        return len(exchange.body) // _CHARS_PER_TOKEN if prompt is None else prompt.tokens
-
     def _deadline(self, exchange: Exchange, policy: TenantPolicy) -> float:
         """When its first token is due: by its tenant's objective or by what the client asks, whichever is sooner."""
         arrived = exchange.record.arrived
         due = inf if policy.slo_ttft_s is None else arrived + policy.slo_ttft_s
-        find = self.settings.deadline_header
+        find = self._settings.deadline_header
         text = None if find is None else find(exchange.head.fields)
         if text is None:
             return due
@@ -233,61 +273,34 @@ class AdmissionGate:
         except ValueError:
             asked = -1.0
         if not (isfinite(asked) and 0 < asked <= _LONGEST_DEADLINE_MS):
-            name = self.settings.header_name
+            name = self._settings.header_name
             message = f"The header `{name}` must be a number of milliseconds above 0, at most a day."
             raise ApiError(400, message, param=name, code="invalid_deadline")
         return min(due, arrived + asked / 1000.0)
 
-    def _lead(self, exchange: Exchange, tokens: float, now: float) -> float:
-        """Seconds from being sent to its first token, on the worker that has least to do; 0 before anything is learnt
-        of it: nobody is refused for what was only believed.
-        """
-        workers = self._serving(exchange)
-        if not workers:
-            return 0.0
-        latency = self._fleet.latency_of(min(workers, key=_queued))
-        return latency.predict(now, tokens).ttft_s if latency.model.ttft_errors.count >= _LEARNT else 0.0
-
-    def _ahead(self, request: Request) -> float:
-        """Seconds of prefill that are sent to the workers of its model before it."""
-        rates = [worker.prefill.rate or 0.0 for worker in self._fleet.serving(request.model)]
-        rate = sum(rates)
-        return self.queue.tokens_ahead(request) / rate if rate else 0.0
-
     # -- the workers
-
-    def _serving(self, exchange: Exchange) -> tuple[Worker, ...]:
-        return self._fleet.serving(_model(self._fleet, exchange))
 
     def _room(self, model: str) -> int:
         """How many more requests the workers of a model could start soon. Where none may be given anything, whoever is
         sent is told why; where all have as many as they may, they wait.
         """
-        now, fleet, settings = self._loop.time(), self._fleet, self.settings
+        now, fleet = self._loop.time(), self._fleet
         serving = fleet.serving(model)
         workers = fleet.candidates(serving, (), now)
         if not workers:
+            self._among.pop(model, None)
             return int(not any(not worker.draining and not worker.has_room() for worker in serving))
-        free = 0
-        for worker in workers:
-            prefill = worker.prefill
-            free += has_room(
-                prefill.remaining(now) if prefill.total else 0.0,
-                prefill.rate,
-                len(prefill),
-                window_s=settings.worker_queue_s,
-                running=worker.active,
-                most_running=settings.max_running,
-                kv_used=worker.kv_used,
-            )
+        free, self._among[model] = self._forecast.rooms(workers, now)
         return free
 
 
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE.name.lower()
 
 
-def _queued(worker: Worker) -> float:
-    return worker.prefill.total
+def _tokens(exchange: Exchange) -> int:
+    """Of its prompt, as far as is known."""
+    prompt = exchange.prompt
+    return len(exchange.body) // _CHARS_PER_TOKEN if prompt is None else prompt.tokens
 
 
 def _model(fleet: FleetState, exchange: Exchange) -> str:

@@ -19,20 +19,22 @@ from gateway.stream_watch import USAGE_MARK, StreamWatch
 from policies.tenant import DEFAULT_POLICY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from backends.fleet_worker import Reservation, Worker
     from backends.http1 import RequestHead, ResponseHead
     from backends.upstream import UpstreamConnection
     from backends.upstream_pool import UpstreamPool
-    from gateway.admission import AdmissionGate
+    from gateway.admission import Turn
+    from gateway.answer_replay import Replay
+    from gateway.background_client import BackgroundClient
+    from gateway.cached_call import CachedCall
     from gateway.calls import Call
     from gateway.client_connection import ClientConnection
     from gateway.dialects.base import Dialect
     from gateway.model_rewrite import Splice
     from gateway.prompts import PromptView
     from gateway.tenancy import Tenant, Ticket
-    from policies.admission_types import Ticket as Slot
     from policies.retry_budget import RetryBudget
     from policies.tenant import TenantPolicy
     from policies.types import BlockHash
@@ -78,17 +80,63 @@ class Exchange:
     """One request and its answer; the sink of whichever worker's connection serves it."""
 
     __slots__ = (
-        "attempts", "beginning", "body", "cached_blocks", "call", "chunked", "client", "counts_events", "cut_short",
-        "deadline", "dialect", "finished", "follows", "gate", "head", "is_object", "keep_alive", "key", "n_events",
-        "pending", "policy", "pool", "predicted", "progress", "prompt", "rate_fields", "record", "repeatable",
-        "request_id", "reservation", "retrying", "reused", "salt", "salting", "seen_bytes", "session", "slot",
-        "streaming", "tail", "teaches", "tenant", "ticket", "tried", "until_close", "upstream", "waits", "watch",
-        "worker", "write",
+        "attempts",
+        "beginning",
+        "body",
+        "cached_blocks",
+        "caching",
+        "call",
+        "chunked",
+        "client",
+        "counts_events",
+        "cut_short",
+        "deadline",
+        "dialect",
+        "fallback",
+        "finished",
+        "follows",
+        "head",
+        "is_object",
+        "keep_alive",
+        "key",
+        "n_events",
+        "own_fields",
+        "pending",
+        "policy",
+        "pool",
+        "predicted",
+        "progress",
+        "prompt",
+        "record",
+        "recording",
+        "repeatable",
+        "request_id",
+        "reservation",
+        "retrying",
+        "reused",
+        "salt",
+        "salting",
+        "seen_bytes",
+        "session",
+        "streaming",
+        "tail",
+        "teaches",
+        "tenant",
+        "ticket",
+        "tried",
+        "turn",
+        "until_close",
+        "upstream",
+        "watch",
+        "worker",
+        "write",
     )  # fmt: skip
 
-    def __init__(self, client: ClientConnection, head: RequestHead, body: bytes, request_id: bytes) -> None:
+    def __init__(
+        self, client: ClientConnection | BackgroundClient, head: RequestHead, body: bytes, request_id: bytes
+    ) -> None:
         now = client.server.loop.time()
-        self.client = client
+        self.client: ClientConnection | BackgroundClient = client
         self.head = head
         self.body = body
         self.request_id = request_id
@@ -122,10 +170,8 @@ class Exchange:
         self.tenant: Tenant | None = None  # None where there are none, or it is not known yet
         self.policy: TenantPolicy = DEFAULT_POLICY
         self.ticket: Ticket | None = None  # where it counts against a tenant's rates
-        self.gate: AdmissionGate | None = None  # where it waits, or waited, for its turn
-        self.slot: Slot | None = None  # its ticket there, until it is over
-        self.waits = False  # True while it has not been its turn there
-        self.rate_fields = b""  # what the client is told of them: lines, each led by CRLF
+        self.turn: Turn | None = None  # where it waits, or waited, for its turn
+        self.own_fields = b""  # header lines of the gateway's own, each led by CRLF
         self.counts_events = False  # True where tokens must be counted that the worker may not report
         self.n_events = 0  # of a stream
         self.repeatable = True  # False where a second worker may not be asked once one has received it
@@ -136,7 +182,9 @@ class Exchange:
         self.worker: Worker | None = None
         self.reservation: Reservation | None = None
         self.pool: UpstreamPool | None = None
-        self.upstream: UpstreamConnection | None = None
+        self.upstream: UpstreamConnection | Replay | None = None
+        self.caching: CachedCall | None = None  # where its answer may be kept, or another's be its own
+        self.recording: Callable[[bytes], None] | None = None  # is given the body of the answer as it goes on
 
     # -- what the pipeline does with it
 
@@ -166,7 +214,7 @@ class Exchange:
         record.response_bytes = len(body)
         if status >= _FIRST_ERROR_STATUS:
             record.outcome = Outcome.CLIENT_ERROR if status < _FIRST_SERVER_ERROR else Outcome.FAILED
-        fields += self.rate_fields
+        fields += self.own_fields
         answer = render_response(status, body, self.request_id, keep_alive=self.keep_alive, fields=fields)
         if self.head.method == b"HEAD":  # a body would be read as the next answer (RFC 9110 §9.3.2)
             answer = answer[: len(answer) - len(body)]
@@ -174,7 +222,9 @@ class Exchange:
         self._finish()
 
     def refuse(self, error: ApiError) -> None:
-        """Answer with an error of our own."""
+        """Answer with an error of our own, unless there is something better."""
+        if error.status >= _FIRST_SERVER_ERROR and self.caching is not None and self.caching.fall_back(self):
+            return
         self.record.error = self.record.error or error.code or ""
         self.respond(error.status, self.dialect.error_body(error), fields=error.fields)
 
@@ -187,8 +237,8 @@ class Exchange:
     # -- the client's side
 
     def client_gone(self) -> None:
-        """The client closed its connection: whatever works for it stops now."""
-        if not self.finished:
+        """The client closed its connection: whatever works for it stops now, unless others wait for the same."""
+        if not self.finished and not (self.caching is not None and self.caching.adopt(self)):
             self.cut_short = True
             self.record.outcome = Outcome.CLIENT_GONE
             self._drop_upstream()
@@ -210,7 +260,7 @@ class Exchange:
 
     # -- ResponseSink: the worker's side
 
-    def connected(self, connection: UpstreamConnection) -> None:
+    def connected(self, connection: UpstreamConnection | Replay) -> None:
         """See `ResponseSink`."""
         self.upstream = connection
         if self.client.paused:
@@ -220,7 +270,7 @@ class Exchange:
         """Make the head ready, with the fields that belong to this hop; it goes out with the first byte behind it."""
         status = head.status
         pipeline = self.client.server.pipeline
-        if status >= _FIRST_SERVER_ERROR and pipeline.would_retry(self, status):
+        if status >= _FIRST_SERVER_ERROR and (self._has_fallback() or pipeline.would_retry(self, status)):
             self._drop_upstream()
             pipeline.fault(self, UpstreamFault.SERVER_ERROR, str(status))
             return
@@ -232,13 +282,18 @@ class Exchange:
                 self.watch = StreamWatch(self.dialect)
             else:
                 self.is_object = head.plain_json
+        if self.recording is not None and (status != _OK or (self.watch is None and not head.plain_json)):
+            self.recording = None
         self.beginning = b"" if status == _OK and self.dialect.has_ids else None
         framing = self._framing(head, length)
         self.pending = b"HTTP/1.1 %d %b%b\r\nx-request-id: %b%b%b%b\r\n\r\n" % (
-            status, head.reason, head.fields, self.request_id, self._worker_field(), self.rate_fields, framing,
+            status, head.reason, head.fields, self.request_id, self._worker_field(), self.own_fields, framing,
         )  # fmt: skip
         if body:
             self.response_data(body)
+
+    def _has_fallback(self) -> bool:
+        return self.caching is not None and self.caching.fallback is not None
 
     def _framing(self, head: ResponseHead, length: int | None) -> bytes:
         """How the client learns where the body ends."""
@@ -276,6 +331,8 @@ class Exchange:
                 self.n_events += data.count(b"\ndata:") + data.startswith(b"data:")
         else:
             self.tail = data if len(data) >= _TAIL_BYTES else (self.tail + data)[-_TAIL_BYTES:]
+        if self.recording is not None:
+            self.recording(data)
         if not self.streaming or self.beginning is not None:
             self._pass_on(data)
             return
@@ -343,6 +400,8 @@ class Exchange:
         self.is_object = False
         self.tail = b""
         self.record.status = 0
+        if self.caching is not None:
+            self.caching.again(self)
         self.client.server.pipeline.fault(self, fault, detail)
 
     def _cut(self, fault: UpstreamFault, detail: str) -> None:
@@ -367,6 +426,8 @@ class Exchange:
         """End a stream that has gone wrong with an error event behind its `last` good events."""
         self._drop_upstream()
         if last:
+            if self.recording is not None:
+                self.recording(last)
             self._pass_on(last)
         if self.watch is not None and self.watch.complete:  # what broke off came after its end
             self.response_end()

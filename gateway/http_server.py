@@ -10,13 +10,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from backends.tls_transport import TlsTransport
 from gateway.client_connection import ClientConnection
 from gateway.exchange import Pipeline
 from gateway.forwarding import Forwarding
 from gateway.tls import ServerTls
+
+if TYPE_CHECKING:
+    from gateway.background_client import BackgroundClient
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ class HttpServer:
         self.response_idle_timeout = limits.response_idle_timeout
         self.request_timeout = limits.request_timeout
         self.connections: set[ClientConnection] = set()
+        self.background: set[BackgroundClient] = set()  # requests of nobody that is connected
         self.held_bytes = 0  # of request bodies, over all connections
         self.via = via
         self.forwarding = forwarding or Forwarding()
@@ -125,6 +129,8 @@ class HttpServer:
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
             connection.transport.abort()
+        for client in list(self.background):
+            client.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
         await asyncio.sleep(0)
@@ -156,6 +162,8 @@ class HttpServer:
         now = self.loop.time()
         for connection in list(self.connections):
             connection.sweep(now)
+        for client in list(self.background):
+            client.sweep(now)
         for callback in self._on_sweep:
             callback(now)
         self._sweeper = self.loop.call_later(SWEEP, self._sweep)

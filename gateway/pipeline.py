@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from backends.errors import UpstreamFault
@@ -33,6 +34,7 @@ from gateway.placement import Placement
 from gateway.prompts import PromptView, Reader, guess
 from gateway.reader_table import ReaderTable
 from gateway.request_record import Observer, Outcome
+from gateway.response_caching import ResponseCaching
 from gateway.routes import RouteTable, dialect_of
 from gateway.telemetry.trace_context import TraceContext
 from gateway.tenancy import Tenancy
@@ -100,6 +102,7 @@ class RequestPipeline:
         self.observers = tuple(observers)
         self.tenancy: Tenancy | None = None  # None where nobody is asked for a key
         self.gate: AdmissionGate | None = None  # None where nobody waits here
+        self.responses: ResponseCaching | None = None  # None where no answers are kept
         self.trace: Callable[[bytes | None], TraceContext] | None = None  # None where no spans are made
         self._targets = targets
         self._index = index
@@ -120,10 +123,12 @@ class RequestPipeline:
         exchange.record.traceparent = exchange.head.traceparent
         if self.trace is not None:
             exchange.record.trace = self.trace(exchange.head.traceparent)
-        self._or_refuse(exchange, self._begin)
+        self.attempt(exchange, self._begin)
 
-    def _or_refuse(self, exchange: Exchange, step: Callable[[Exchange], None]) -> None:
+    def attempt(self, exchange: Exchange, step: Callable[[Exchange], None]) -> None:
         """Take a step; where it fails, the client gets an answer all the same."""
+        if exchange.finished:
+            return
         try:
             step(exchange)
         except ApiError as error:
@@ -174,6 +179,17 @@ class RequestPipeline:
         record.streams = call.streams
         if tenant is not None:
             tenant_gate.admit(exchange, call, tenant, self._loop.time())
+        if self.responses is None or not self.responses.enter(exchange):
+            self._go_on(exchange)
+
+    def proceed(self, exchange: Exchange) -> None:
+        """No answer to it is known: send it on its way to a worker."""
+        self.live.add(exchange)
+        self.attempt(exchange, self._go_on)
+
+    def _go_on(self, exchange: Exchange) -> None:
+        call = exchange.call
+        assert call is not None, "read before"
         self.placement.recognise(exchange)
         if self.placement.needs is _PREFIXES and call.has_prompt:
             self._read_prompt(exchange)
@@ -245,28 +261,28 @@ class RequestPipeline:
 
     def _dispatch(self, exchange: Exchange) -> None:
         """Send it, or have it wait for its turn; whose turn it was once is only sent again."""
-        if exchange.finished or exchange.waits:
+        turn, call, gate = exchange.turn, exchange.call, self.gate
+        if exchange.finished or (turn is not None and turn.waits):
             return
-        call, gate = exchange.call, self.gate
-        if gate is None or exchange.gate is not None or call is None or not call.has_prompt or call.model is None:
+        if gate is None or turn is not None or call is None or not call.has_prompt or call.model is None:
             self.send(exchange)
         else:
-            self._or_refuse(exchange, gate.enter)
+            self.attempt(exchange, gate.enter)
 
-    def send(self, exchange: Exchange) -> None:
-        """It is its turn."""
+    def send(self, exchange: Exchange, among: Collection[Worker] | None = None) -> None:
+        """It is its turn: send it to one of these workers; None: to any."""
         if not exchange.finished:
-            self._or_refuse(exchange, self._route)
+            self.attempt(exchange, partial(self._route, among=among))
 
-    def _route(self, exchange: Exchange) -> None:
-        worker = self.placement.choose(exchange, self._loop.time())
+    def _route(self, exchange: Exchange, *, among: Collection[Worker] | None) -> None:
+        worker = self.placement.choose(exchange, self._loop.time(), among)
         assert exchange.call is not None, "set by begin"
         exchange.call.fields = _NO_FIELDS  # they have told all that is needed, and weigh several times the body
         self._send(exchange, worker, self._targets[worker.id])
 
-    def most_cached(self, exchange: Exchange) -> int:
-        """Tokens of its prompt on the worker that holds most of them."""
-        return self.placement.most_cached(exchange)
+    def held(self, exchange: Exchange) -> Mapping[WorkerId, int]:
+        """Leading tokens of its prompt that each worker holds."""
+        return self.placement.held(exchange)
 
     def _send(self, exchange: Exchange, worker: Worker, target: Target, *, fresh: bool = False) -> None:
         exchange.attempts += not fresh  # a second try on the same worker is not another attempt
@@ -294,7 +310,8 @@ class RequestPipeline:
         """Its prefill is over."""
         now = exchange.record.first_byte_at = self._loop.time()
         reservation = exchange.reservation
-        assert reservation is not None, "reserved before it was sent"
+        if reservation is None:
+            return  # it comes from the cache
         if exchange.record.status >= _FIRST_ERROR_STATUS:
             self.fleet.refused(reservation, now)
             return
@@ -302,8 +319,8 @@ class RequestPipeline:
         if worker.failures:
             log.info("worker %s answers again", worker.id)
         self.fleet.first_byte(reservation, now)
-        if exchange.gate is not None:
-            exchange.gate.first_byte(exchange, now)
+        if exchange.turn is not None:
+            exchange.turn.gate.first_byte(exchange, now)
 
     def learn_id(self, exchange: Exchange, beginning: bytes) -> bool:
         """Remember which worker has the answer that begins like this, if its id is in there."""
@@ -394,11 +411,13 @@ class RequestPipeline:
         """The exchange is over."""
         now = exchange.record.finished_at = self._loop.time()
         self.live.discard(exchange)
+        if exchange.caching is not None:
+            exchange.caching.caching.finished(exchange)
         self._release(exchange, now)
         if exchange.ticket is not None:
             tenant_gate.release(exchange, now)
-        if exchange.gate is not None:
-            exchange.gate.leave(exchange)
+        if exchange.turn is not None:
+            exchange.turn.gate.leave(exchange)
         if exchange.retrying is not None:
             exchange.retrying.give_back()
         if exchange.failed:

@@ -7,8 +7,8 @@ index as a prediction, and taken back if it does not come to that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import xxhash
 
@@ -18,7 +18,7 @@ from gateway.model_choice import unknown_model, workers_for
 from gateway.prompt_text import beginning
 from gateway.request_record import Attempt
 from policies.affinity import AffinityMap
-from policies.restore_route import best_split
+from policies.restore_route import PricedRun, best_split
 from policies.routing import (
     DEFAULT_PREFILL_RATE,
     NOTHING_RESTORABLE,
@@ -28,7 +28,7 @@ from policies.routing import (
     RoutingPolicy,
     WorkerView,
 )
-from policies.types import WorkerId
+from policies.types import TierRun, WorkerId
 
 if TYPE_CHECKING:
     from backends.fleet_state import FleetState
@@ -36,10 +36,15 @@ if TYPE_CHECKING:
     from cache.prefix_index import PrefixIndex
     from gateway.exchange import Exchange
     from gateway.prompts import PromptView
-    from policies.restore_route import PricedRun, RestoreSplit
-    from policies.types import TierRun
+    from policies.restore_route import RestoreSplit
 
 _NOTHING_CACHED: Final[Mapping[WorkerId, int]] = {}
+_Known: TypeAlias = tuple[
+    Mapping[WorkerId, int], Mapping[WorkerId, Sequence[PricedRun]], Mapping[WorkerId, Sequence[TierRun]] | None
+]
+"""Leading tokens on each worker's device, what it could restore behind them, and the runs of both where there are
+slower tiers."""
+_NOTHING_KNOWN: Final[_Known] = ({}, NOTHING_RESTORABLE, None)
 _LOAD: Final = Needs.LOAD
 _NOTHING: Final = Needs.NOTHING
 _PROLONG_STEPS: Final = 16
@@ -97,8 +102,9 @@ class Placement:
             seed = exchange.session or (call.session_hint or "").encode() or beginning(call)
             exchange.key = xxhash.xxh3_64_intdigest(seed) if seed else None
 
-    def choose(self, exchange: Exchange, now: float) -> Worker:
-        """Choose a worker and book the request there.
+    def choose(self, exchange: Exchange, now: float, among: Collection[Worker] | None = None) -> Worker:
+        """Choose a worker, one of `among` if any of them may be tried, and book the request there. What only one worker
+        can answer goes there in any case.
 
         Raises:
             ApiError: 503 where no worker may be given anything, 404 where none serves the model any longer.
@@ -110,20 +116,11 @@ class Placement:
         workers = fleet.candidates(serving, exchange.tried, now)
         if not workers:
             raise _nobody(fleet, call.model or "", serving, exchange.tried)
+        if among is not None and not exchange.follows:
+            workers = [worker for worker in workers if worker in among] or workers
         prompt = exchange.prompt
-        cached: Mapping[WorkerId, int] = _NOTHING_CACHED
-        restorable: Mapping[WorkerId, Sequence[PricedRun]] = NOTHING_RESTORABLE
-        runs: Mapping[WorkerId, Sequence[TierRun]] | None = None
-        if prompt is None:
-            views = self._views(workers, now)
-        else:
-            if prompt.blocks:
-                if self._index.is_tiered:
-                    runs = self._runs(prompt)
-                    cached, restorable = self._priced(runs, prompt.tokens)
-                else:
-                    cached = self._cached_tokens(prompt)
-            views = [worker.view(now) for worker in workers]
+        cached, restorable, runs = self._known(prompt)
+        views = self._views(workers, now) if prompt is None else [worker.view(now) for worker in workers]
         decision = None if exchange.session is None else self._home(exchange.session, exchange, workers, cached, now)
         exchange.record.session = decision is not None
         if decision is None:
@@ -141,7 +138,7 @@ class Placement:
             now,
             streams=exchange.teaches,
             generates=call.generates,
-            cached=decision.cached_tokens,
+            cached=0 if prompt is None or lacking is None else prompt.tokens - lacking,
             restore_s=restore_s,
         )
         exchange.cached_blocks = decision.cached_tokens // worker.block_size
@@ -158,6 +155,15 @@ class Placement:
         if exchange.session is not None and not exchange.follows:
             self._affinity.put(exchange.session, worker.id, now)
         return worker
+
+    def _known(self, prompt: PromptView | None) -> _Known:
+        """What the workers have of a prompt."""
+        if prompt is None or not prompt.blocks:
+            return _NOTHING_KNOWN
+        if not self._index.is_tiered:
+            return self._cached_tokens(prompt), NOTHING_RESTORABLE, None
+        runs = self._runs(prompt)
+        return (*self._priced(runs, prompt.tokens), runs)
 
     def _views(self, workers: Sequence[Worker], now: float) -> list[WorkerView]:
         """What the policy needs to see for a request without a prompt that matters."""
@@ -220,12 +226,10 @@ class Placement:
             wait_s=view.restoring_s,
         )
 
-    def most_cached(self, exchange: Exchange) -> int:
-        """Tokens of its prompt on the worker that holds most of them."""
+    def held(self, exchange: Exchange) -> Mapping[WorkerId, int]:
+        """Leading tokens of its prompt that each worker holds on its device."""
         prompt = exchange.prompt
-        if prompt is None or not prompt.blocks:
-            return 0
-        return max(self._cached_tokens(prompt).values(), default=0)
+        return _NOTHING_CACHED if prompt is None or not prompt.blocks else self._cached_tokens(prompt)
 
     def _cached_tokens(self, view: PromptView) -> dict[WorkerId, int]:
         """Leading tokens each worker holds. The last token is always computed: something must be sampled from."""

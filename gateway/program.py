@@ -24,7 +24,7 @@ from backends.tls import UpstreamTls
 from backends.worker_spec import WorkerSpec
 from cache.prefix_index import PrefixIndex
 from cache.tokenizer import Tokenizer
-from gateway import assembly
+from gateway import assembly, response_assembly
 from gateway.admin.recent import RecentRequests
 from gateway.admin.server import AdminServer
 from gateway.admission import AdmissionGate
@@ -43,12 +43,14 @@ from gateway.prompts import Reader
 from gateway.reader_table import AutoReader, ReaderTable, make_reader
 from gateway.reload import Reloader, StoppingError
 from gateway.request_record import Observer
+from gateway.response_caching import ResponseCaching
 from gateway.routes import RouteTable
 from gateway.shared_limits import LimitSharing
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.exposition import make_registry
 from gateway.telemetry.metrics import RequestMetrics
+from gateway.telemetry.response_metrics import ResponseMetrics
 from gateway.telemetry.span_export import SpanExport
 from gateway.telemetry.tenant_metrics import TenantMetrics
 from gateway.telemetry.trace_context import trace_of
@@ -69,6 +71,8 @@ _END_SECONDS: Final = 5.0
 _EVICTED_A_TURN: Final = 1024
 """Blocks, when the index is made smaller: about a millisecond."""
 CONFIGURED: Final = "config"
+_STORES: Final = ("memory", "disk", "redis", "encryption_key", "tenant_share", "max_entry")
+"""Settings of the response cache's stores, which stay as they were opened."""
 
 
 class Program:
@@ -119,15 +123,20 @@ class Program:
         )
         self.pipeline.tenancy = tenancy_of(config, self.loop.time())
         self._take_up_admission(config)
+        self.responses = response_assembly.open_responses(config)
+        self._take_up_responses(config)
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
         self.tenant_metrics = TenantMetrics(self._tenants)
         self.admission_metrics = AdmissionMetrics(lambda: self.pipeline.gate, self.state)
+        self.response_metrics = ResponseMetrics(lambda: self.pipeline.responses)
         self.recent = RecentRequests(config.admin.requests_kept)
         self.spans = self._exporter(config)
         self._sending: asyncio.Task[None] | None = None
         self._observe(config)
-        registry = make_registry(gauges_of(self), self.metrics, self.tenant_metrics, self.admission_metrics)
+        registry = make_registry(
+            gauges_of(self), self.metrics, self.tenant_metrics, self.admission_metrics, self.response_metrics
+        )
         self.admin = AdminServer(ProgramControl(self), registry, self.recent)
         self.watchdog = Watchdog(self.state, self.pipeline)
         self.server = HttpServer(
@@ -174,6 +183,9 @@ class Program:
             await _within(_END_SECONDS, self.sharing.close(), "the sharing of limits")
         if self.spans is not None:
             await _within(_END_SECONDS, self.spans.close(), "spans")
+        if self.responses is not None:
+            closing = self.loop.run_in_executor(None, self.responses.close)
+            await _within(3 * _END_SECONDS, _done(closing), "the response cache")
         await _within(_END_SECONDS, self.readers.close(), "the reading of prompts")
         await _within(_END_SECONDS, self.remote.close(), "tokenizing by workers")
         await _within(3 * _END_SECONDS, self.fleet.close(), "the workers' connections")
@@ -200,10 +212,12 @@ class Program:
                 UpstreamTls(spec.tls)  # fails here, and not halfway
         if config.listen.tls is not None and config.listen.tls != self.config.listen.tls:
             ServerTls(config.listen.tls)  # else the restart that it waits for would fail
+        responses = self.responses or await self.loop.run_in_executor(None, response_assembly.open_responses, config)
         spans = self.spans if _same_collector(self.config, config) else self._exporter(config)
         tenancy = tenancy_of(config, self.loop.time(), before=self.pipeline.tenancy)
         if self.stopping:
             raise StoppingError("the gateway is stopping")
+        self.responses = responses
         restart = _needs_restart(self.config, config)
         self._put_in_force(config, tokenizers, specs, spans)
         self.pipeline.tenancy = tenancy
@@ -245,6 +259,7 @@ class Program:
         self._tokenizers = tokenizers
         pipeline.rules = assembly.rules(config)
         self._take_up_admission(config, before)
+        self._take_up_responses(config)
         pipeline.routes = RouteTable(config.routes.passthrough)
         if spans is not self.spans:
             if self.spans is not None:
@@ -283,6 +298,8 @@ class Program:
             observers.append(self.tenant_metrics)
         if self.pipeline.gate is not None:
             observers.append(self.admission_metrics)
+        if self.pipeline.responses is not None:
+            observers.append(self.response_metrics)
         if config.log.access:
             observers.append(AccessLog())
         if self.spans is not None:
@@ -295,7 +312,7 @@ class Program:
         settings = assembly.gate_settings(config)
         if gate is not None and before is not None and _same_order(config, before):
             gate.queue.reconfigure(assembly.admission_settings(config))
-            gate.settings = settings
+            gate.configure(settings)
             return
         queue = assembly.admission_queue(config)
         self.state.predicts = queue is not None
@@ -307,10 +324,27 @@ class Program:
                 settings,
                 loop=self.loop,
                 send=pipeline.send,
-                cached_tokens=pipeline.most_cached,
+                held=pipeline.held,
             )
         if gate is not None:
             gate.release_all()
+
+    def _take_up_responses(self, config: Config) -> None:
+        """Answer from the cache, or do so no longer; its stores stay as they were opened."""
+        pipeline, kept = self.pipeline, self.responses
+        if kept is None or not response_assembly.is_wanted(config):
+            pipeline.responses = None
+        elif pipeline.responses is not None:
+            pipeline.responses.settings = response_assembly.caching_settings(config)
+        else:
+            pipeline.responses = ResponseCaching(
+                kept.cache,
+                response_assembly.caching_settings(config),
+                loop=self.loop,
+                executor=kept.executor,
+                proceed=pipeline.proceed,
+                attempt=pipeline.attempt,
+            )
 
     def _tenants(self) -> Mapping[str, Tenant]:
         tenancy = self.pipeline.tenancy
@@ -442,6 +476,10 @@ async def _within(seconds: float, ending: Coroutine[object, object, object], wha
         log.error("%s did not end as they should", what, exc_info=error)
 
 
+async def _done(future: asyncio.Future[None]) -> None:
+    await future
+
+
 async def _cancelled(tasks: Collection[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
@@ -477,6 +515,7 @@ def _needs_restart(before: Config, after: Config) -> list[str]:
         for section, names in (
             ("listen", ("host", "port", "backlog", "reuse_port", "tls")),
             ("admin", ("host", "port")),
+            ("response_cache", _STORES if response_assembly.is_wanted(before) else ()),
         )
         for name in names
         if getattr(getattr(before, section), name) != getattr(getattr(after, section), name)

@@ -66,10 +66,10 @@ class RequestRecord:
     """One request."""
 
     __slots__ = (
-        "arrived", "attempts", "cached_tokens", "charged_tokens", "dialect", "error", "finished_at", "first_byte_at",
-        "kind", "method", "model", "outcome", "path", "predicted_ttft", "prompt_tokens", "queued_s", "request_id",
-        "response_bytes", "response_model", "restored_tokens", "routed_at", "service_class", "session", "status",
-        "streams", "tenant", "trace", "traceparent", "usage",
+        "arrived", "attempts", "cache", "cached_tokens", "charged_tokens", "dialect", "error", "finished_at",
+        "first_byte_at", "kind", "method", "model", "outcome", "path", "predicted_ttft", "prompt_tokens", "queued_s",
+        "request_id", "response_bytes", "response_model", "restored_tokens", "routed_at", "service_class", "session",
+        "status", "streams", "tenant", "trace", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, request_id: bytes, method: bytes, path: bytes, arrived: float) -> None:
@@ -93,6 +93,7 @@ class RequestRecord:
         self.prompt_tokens = 0  # counted, or guessed
         self.cached_tokens = 0  # that the chosen worker was thought to hold on its device
         self.restored_tokens = 0  # that it was thought to restore behind those
+        self.cache = ""  # what the response cache had for it, "" where it was not asked
         self.usage: Usage = NO_USAGE  # as the worker reported
         self.routed_at = 0.0  # of the last attempt
         self.first_byte_at = 0.0

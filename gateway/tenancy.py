@@ -98,6 +98,8 @@ class Tenant:
         self.rules = rules
         self.scope = self.name.encode() + b"\0"
         """Before the names of what belongs to it alone: no header and no name has that byte."""
+        self.answers_scope = tenant_salt(salt_key, self.name).encode()
+        """Whose answers it may meet: its own, whatever group its prompts are in."""
         self._salt_key = salt_key
         self._salt = tenant_salt(salt_key, self.name) if rules.group is None else group_salt(salt_key, rules.group)
         self.salt_field = b'"cache_salt":"%b",' % self._salt.encode()

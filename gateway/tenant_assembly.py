@@ -8,12 +8,13 @@ from collections.abc import Mapping
 
 from gateway.api_keys import KeyDigest, key_id, read_digest
 from gateway.config import Config, ConfigError, JwtIssuer, Problem, Tenant, TenantModel
+from gateway.config.response_cache import TenantResponses
 from gateway.config.tenants import Slo, TenantCaps, TenantRates
 from gateway.jwt_tenants import JwtVerifier
 from gateway.keys_file import read_keys
 from gateway.salt_key import default_folder, kept_salt_key
 from gateway.tenancy import Tenancy, TenantRules
-from policies.tenant import Caps, Priority, Rates, TenantPolicy
+from policies.tenant import Caps, Priority, Rates, ResponsePolicy, TenantPolicy
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ def rules_of(tenant: Tenant) -> TenantRules:
         slo_ttft_s=tenant.slo.ttft,
         slo_tpot_s=tenant.slo.tpot,
         caps=_caps(tenant.caps, Caps()),
+        responses=_responses(tenant.cache.responses, ResponsePolicy()),
     )
     return TenantRules(
         policy,
@@ -107,6 +109,14 @@ def _for_model(policy: TenantPolicy, model: TenantModel) -> TenantPolicy:
         slo_ttft_s=policy.slo_ttft_s if slo.ttft is None else slo.ttft,
         slo_tpot_s=policy.slo_tpot_s if slo.tpot is None else slo.tpot,
         caps=_caps(model.caps, policy.caps),
+        responses=_responses(model.cache.responses, policy.responses),
+    )
+
+
+def _responses(settings: TenantResponses, otherwise: ResponsePolicy) -> ResponsePolicy:
+    return ResponsePolicy(
+        enabled=otherwise.enabled if settings.mode is None else settings.mode == "on",
+        ttl_s=otherwise.ttl_s if settings.ttl is None else settings.ttl,
     )
 
 

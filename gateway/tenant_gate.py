@@ -96,7 +96,7 @@ def admit(exchange: Exchange, call: Call, tenant: Tenant, now: float) -> None:
     try:
         exchange.ticket = limits.admit(tokens, now)
     finally:
-        exchange.rate_fields = rate_fields(limits.limiters, now)
+        exchange.own_fields += rate_fields(limits.limiters, now)
 
 
 def release(exchange: Exchange, now: float) -> None:

@@ -37,6 +37,18 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponsePolicy:
+    """What of the response cache differs for a tenant; None is nothing."""
+
+    enabled: bool | None = None
+    ttl_s: float | None = None
+    """How long its answers are fresh."""
+
+
+NO_RESPONSE_POLICY: Final = ResponsePolicy()
+
+
+@dataclass(frozen=True, slots=True)
 class TenantPolicy:
     """What holds for the requests of one tenant to one model."""
 
@@ -49,6 +61,7 @@ class TenantPolicy:
     slo_tpot_s: float | None = None
     """Promised time per output token after the first."""
     caps: Caps = field(default_factory=Caps)
+    responses: ResponsePolicy = NO_RESPONSE_POLICY
 
 
 NO_RATES: Final = Rates()

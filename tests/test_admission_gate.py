@@ -226,15 +226,56 @@ async def test_only_what_streams_tells_how_long_a_first_token_took() -> None:
     """An answer in one piece comes when all of it is made."""
     who = tenants("acme, priority: interactive, slo: {ttft: 10s}")
     async with setting(who=who) as it:
-        for _ in range(2):
-            it.slow.may.release()
+        it.slow.may.release()
         assert await it.ask("acme", "long") == "Hi."
         assert it.gate.pressure == 0.0
         async with client_of(it.gateway) as client:
             body = json.dumps({**CHAT, "stream": True}).encode()
             client.write(post(body, bearer("acme")))
+            await eventually(lambda: len(it.slow.texts) == 2)
+            await asyncio.sleep(0.01)  # the loop's clock has steps of a millisecond
+            it.slow.may.release()
             assert (await client.response()).status == 200
         assert it.gate.pressure > 0.0
+
+
+async def test_slow_tokens_of_interactive_requests_are_pressure_too() -> None:
+    chunk = b'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}\n\n'
+    end = b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}\n\ndata: [DONE]\n\n'
+
+    async def slowly(turn: Turn) -> None:
+        turn.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
+        turn.write(b"content-length: %d\r\n\r\n" % len(chunk + end) + chunk)
+        await asyncio.sleep(0.02)
+        turn.write(end)
+
+    who = tenants("acme, priority: interactive, slo: {tpot: 10ms}")
+    async with RawWorker(slowly).running() as worker, inside(plane([worker.url], extra=ONE % "" + who)) as gateway:
+        it = Setting(gateway, Slow())
+        async with client_of(gateway) as client:
+            client.write(post(json.dumps({**CHAT, "stream": True}).encode(), bearer("acme")))
+            assert (await client.response()).status == 200
+        await eventually(lambda: it.gate.pressure > 1.0)
+        it.check_left()
+
+
+async def test_whose_turn_it_is_goes_to_a_worker_that_has_room_though_another_has_its_prompt() -> None:
+    slow = [Slow(), Slow()]
+    async with (
+        RawWorker(slow[0]).running() as one,
+        RawWorker(slow[1]).running() as two,
+        inside(plane([one.url, two.url], extra=ONE % "" + THREE)) as gateway,
+    ):
+        it = Setting(gateway, slow[0])
+        text = "the same long prompt " * 100
+        tasks = [asyncio.create_task(it.ask("beta", text))]
+        await eventually(lambda: len(slow[0].texts) + len(slow[1].texts) == 1)
+        tasks.append(asyncio.create_task(it.ask("beta", text)))
+        await eventually(lambda: (len(slow[0].texts), len(slow[1].texts)) == (1, 1))
+        for each in slow:
+            each.may.release()
+        assert await asyncio.gather(*tasks) == ["Hi."] * 2
+        it.check_left()
 
 
 async def test_what_is_to_be_tried_again_does_not_wait_again() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.drain_rate import DrainRate
-from policies.latency_pressure import LatencyPressure
+from policies.latency_pressure import LatencyPressure, SloPressure
 
 
 def test_the_rate_is_what_left_while_something_waited() -> None:
@@ -61,3 +61,12 @@ def test_what_is_old_does_not_count() -> None:
     pressure.observe(3.0, 0.0)
     assert pressure.observe(0.1, 9.9) == 3.0
     assert pressure.observe(0.1, 10.1) == 0.1
+
+
+def test_the_larger_of_both_objectives_counts_while_it_is_recent() -> None:
+    pressure = SloPressure()
+    assert pressure.per_token(0.5, 0.0) == 0.5
+    assert pressure.first_token(0.3, 1.0) == 0.5
+    assert pressure.first_token(0.8, 2.0) == 0.8
+    assert pressure.per_token(0.9, 3.0) == 0.9
+    assert pressure.first_token(0.2, 13.5) == 0.2

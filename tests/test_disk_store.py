@@ -24,6 +24,7 @@ from cache.eviction_news import Evicted
 from cache.store import ChunkKey, FrameInfo, StoreError
 from policies.eviction import EVICTION_POLICIES, make_eviction
 from policies.types import Tier
+from tests.entry_store_contract import EntryStoreContract, NewEntries
 from tests.local_store_contract import LocalStoreContract, NewLocal
 from tests.store_contract import ALONE, NewStore, StoreContract, chunk_key, frame_of, in_threads, is_whole, read
 
@@ -51,6 +52,12 @@ def kept(store: DiskStore, keys: list[ChunkKey], size: int = 20_000) -> list[Chu
     for key in here:
         assert read(store, key, size) == frame_of(key, size)
     return here
+
+
+class TestDiskStoreOfEntries(EntryStoreContract):
+    @pytest.fixture
+    def new_entries(self, tmp_path: Path) -> NewEntries:
+        return lambda capacity: DiskStore(tmp_path / "entries", capacity=capacity)
 
 
 class TestDiskStore(StoreContract):

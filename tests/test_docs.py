@@ -106,7 +106,12 @@ def yaml_examples() -> list[str]:
 
 @pytest.mark.parametrize("example", yaml_examples())
 def test_a_yaml_example_is_a_valid_configuration(example: str) -> None:
-    assert parse_config(example, environment={"WORKER_KEY": "k"}).workers
+    told = {
+        "WORKER_KEY": "k",
+        "ANSWERS_REDIS": "redis://10.0.0.2",
+        "ANSWERS_KEY": "a secret that is long enough for it",
+    }
+    assert parse_config(example, environment=told).workers
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

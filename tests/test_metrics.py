@@ -7,6 +7,7 @@ import re
 import shutil
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,21 +21,26 @@ from backends.fleet_state import FleetState
 from backends.kv_subscriber import FeedStats
 from backends.worker_status import Standing
 from cache.prompt_blocks import PromptBlockCache
+from cache.response_stores import ResponseStores, open_response_cache
 from gateway.admin import RecentRequests
 from gateway.admission import AdmissionGate, GateSettings
 from gateway.cache_drift import CacheDrift
+from gateway.cached_call import CachingSettings
 from gateway.dialects.base import Usage
 from gateway.request_record import Observer, Outcome
+from gateway.response_caching import ResponseCaching
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.exposition import make_registry, render
 from gateway.telemetry.gauges import TokenCache
 from gateway.telemetry.metrics import RequestMetrics
+from gateway.telemetry.response_metrics import ResponseMetrics
 from gateway.telemetry.series import Histogram
 from gateway.telemetry.tenant_metrics import TenantMetrics
 from gateway.tenancy import Tenant, TenantRules
 from policies.admission import AdmissionQueue
 from policies.admission_types import Reason, ServiceClass
+from policies.response_freshness import FreshnessRules
 from policies.tenant import TenantPolicy
 from policies.types import WorkerId
 from tests.gateway_fixtures import model_text
@@ -51,7 +57,8 @@ def made(
     requests = RequestMetrics(drift or CacheDrift(lambda _: 16))
     tenant = Tenant(TenantRules(TenantPolicy("acme")), bytes(32), 0.0)
     tenants = TenantMetrics(lambda: {"acme": tenant})
-    return requests, make_registry((numbers or Numbers()).gauges(), requests, tenants, AdmissionMetrics(gate, FLEET))
+    more = (tenants, AdmissionMetrics(gate, FLEET), ResponseMetrics(caching))
+    return requests, make_registry((numbers or Numbers()).gauges(), requests, *more)
 
 
 FLEET = FleetState(cooldown=1.0, cooldown_max=1.0)
@@ -66,12 +73,27 @@ def gate() -> AdmissionGate:
             AdmissionQueue(),
             GateSettings(),
             loop=loop,
-            send=lambda _: None,
-            cached_tokens=lambda _: 0,
+            send=lambda *_: None,
+            held=lambda _: {},
         )
     finally:
         loop.close()
     made.refusals[ServiceClass.BATCH, Reason.WAITED] = 2
+    return made
+
+
+def caching() -> ResponseCaching:
+    """As a gateway has it; nothing goes through it."""
+    made = ResponseCaching(
+        open_response_cache(ResponseStores()),
+        CachingSettings(FreshnessRules(ttl=1.0)),
+        loop=asyncio.new_event_loop(),
+        executor=ThreadPoolExecutor(1),
+        proceed=lambda _: None,
+        attempt=lambda *_: None,
+    )
+    made._loop.close()
+    made.cache.close()
     return made
 
 

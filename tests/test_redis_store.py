@@ -20,6 +20,7 @@ from cache.redis_settings import Address, RedisSettings
 from cache.redis_store import RedisStore
 from cache.store import BlockStore, ChunkKey, StoreError
 from policies.types import Tier
+from tests.entry_store_contract import EntryStoreContract, NewEntries
 from tests.ports import free_port
 from tests.redis_fixtures import RedisServer, needs_redis, redis_cluster, redis_server, wait_for
 from tests.store_contract import ALONE, NewStore, StoreContract, chunk_key, frame_of, in_threads, read
@@ -112,6 +113,23 @@ del RedisContract  # it is no test by itself
 
 
 # --- what is in Redis ------------------------------------------------------------------------------------------
+
+
+class TestEntries(EntryStoreContract):
+    @pytest.fixture(params=["one", "cluster"])
+    def new_entries(self, request: pytest.FixtureRequest) -> NewEntries:
+        alone = request.param == "one"
+        servers = [request.getfixturevalue("server")] if alone else request.getfixturevalue("cluster")
+
+        def new(capacity: int) -> RedisStore:
+            for each in servers:
+                each.do("FLUSHALL")
+            # A prefix that means something else to SCAN, unless it is made to mean itself.
+            return RedisStore(
+                RedisSettings(url=servers[0].url, cluster=not alone, timeout=PATIENT, prefix="a[*]?\\:", renew=False)
+            )
+
+        return new
 
 
 def test_keys_and_expiry(server: RedisServer) -> None:

@@ -68,7 +68,7 @@ async def test_many_lives_leave_nothing() -> None:
             await once(config)
         await asyncio.sleep(0.1)
         before = census()
-        for _ in range(30):
+        for _ in range(12):
             async with running(config):
                 pass
         for _ in range(3):

@@ -31,6 +31,7 @@ def summary(record: RequestRecord, epoch: float) -> dict[str, object]:
         "outcome": record.outcome.value,
         "status": record.status,
         "error": record.error or None,
+        "response_cache": record.cache or None,
         "worker": record.worker,
         "retries": max(0, len(record.attempts) - 1),
         "prompt_tokens": record.prompt_tokens,

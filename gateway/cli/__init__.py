@@ -10,7 +10,7 @@ import typer
 
 from gateway import __version__
 
-COMMANDS: Final = ("demo", "serve", "check", "worker", "simulate", "replay", "plan", "version", "keys")
+COMMANDS: Final = ("demo", "serve", "check", "worker", "simulate", "replay", "plan", "version", "keys", "fetch")
 """Each is a function, or an application of several, of the same name in the module of the same name, in the order of
 the help text.
 """

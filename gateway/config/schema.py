@@ -25,6 +25,7 @@ from gateway.config.fields import (
     TokenizerSource,
 )
 from gateway.config.health import Health
+from gateway.config.response_cache import ResponseCache
 from gateway.config.routing import Routing
 from gateway.config.tenants import Tenants
 from gateway.config.units import Duration, Size
@@ -208,6 +209,8 @@ class Config(Strict):
     """Which worker holds which block."""
     response_headers: ResponseHeaders = ResponseHeaders()
     """Headers added to responses."""
+    response_cache: ResponseCache = ResponseCache()
+    """Answers to requests that were asked before; see [response_cache.md](response_cache.md)."""
     admission: Admission = Admission()
     """Which requests wait in the gateway, and in which order; see [admission.md](admission.md)."""
     tenants: Tenants = Tenants()

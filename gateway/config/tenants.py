@@ -19,6 +19,7 @@ from gateway.config.fields import (
     RedisUrl,
     TenantName,
 )
+from gateway.config.response_cache import TenantResponses
 from gateway.config.units import Duration
 
 PriorityClass = Literal["interactive", "standard", "batch"]
@@ -56,12 +57,21 @@ class TenantCaps(Strict):
 
 
 class TenantCache(Strict):
-    """Whose KV cache its prompts may meet."""
+    """What is kept for it, and who else may meet that."""
 
     group: TenantName | None = None
     """Name of a group of tenants that share what the workers have cached: prompts of all tenants that name the same
     group can be told to be cached, or not, by each of them. By default a tenant shares with nobody. A request that
     brings a `cache_salt` of its own is kept out of the group."""
+    responses: TenantResponses = TenantResponses()
+    """Its answers in the response cache, which no other tenant sees, be it of its group or not."""
+
+
+class ModelCache(Strict):
+    """What differs for one model."""
+
+    responses: TenantResponses = TenantResponses()
+    """Answers of this model; what is not given here is as for the tenant."""
 
 
 class TenantModel(Strict):
@@ -77,6 +87,8 @@ class TenantModel(Strict):
     """Rates for this model alone, beside those of the tenant as a whole, which hold too."""
     caps: TenantCaps = TenantCaps()
     """Its caps; what is not given here is as for the tenant."""
+    cache: ModelCache = ModelCache()
+    """What is kept of it; what is not given here is as for the tenant."""
 
 
 class Tenant(Strict):
@@ -103,7 +115,7 @@ class Tenant(Strict):
     caps: TenantCaps = TenantCaps()
     """The most that one request may ask for."""
     cache: TenantCache = TenantCache()
-    """Whose KV cache its prompts may meet."""
+    """What is kept for it, and who else may meet that."""
     per_model: Annotated[tuple[TenantModel, ...], Field(strict=False)] = ()
     """What differs for single models."""
 

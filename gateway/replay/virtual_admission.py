@@ -9,6 +9,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Final
 
+from backends.fleet_forecast import FleetForecast
 from backends.fleet_worker import Worker
 from gateway.replay.arrival import Arrival
 from gateway.replay.customers import Customer
@@ -18,18 +19,13 @@ from gateway.replay.virtual_engines import Engines, Known
 from policies.admission import AdmissionQueue, make_admission
 from policies.admission_types import AdmissionSettings, Refused, Request, ServiceClass, Ticket
 from policies.batch_yield import BatchYield
-from policies.drain_rate import DrainRate
-from policies.latency_model import FleetLatency, WorkerLatency
-from policies.latency_pressure import LatencyPressure
-from policies.types import WorkerId
-from policies.worker_room import DEFAULT_WINDOW_S, has_room
+from policies.latency_pressure import SloPressure
+from policies.worker_room import DEFAULT_WINDOW_S
 
 _MODEL: Final = "virtual"
 _LOOKS: Final = 0.1
 """Share of the window after which a worker may have room again though it has told nothing."""
-_UNKNOWN_RATE: Final = 8_000.0
-_LEARNT: Final = 16
-"""First tokens from which on a prediction is good enough to refuse somebody."""
+_NO_SLO: Final = Slos()
 _NO_SLOS: Final[Mapping[ServiceClass, Slos]] = MappingProxyType({})
 
 
@@ -56,7 +52,6 @@ class _Request:
     index: int
     ticket: Ticket
     known: Known | None
-    worker: int = -1
     cached: int = -1
 
 
@@ -71,7 +66,6 @@ class Admission:
         records: Sequence[RequestRecord],
         *,
         most_running: int,
-        kv_tokens: int,
     ) -> None:
         """Raises ValueError for a policy that is not there, or customers for another number of arrivals."""
         if stage.customers and len(stage.customers) != len(arrivals):
@@ -84,19 +78,14 @@ class Admission:
         self._engines = engines
         self._arrivals = arrivals
         self._records = records
-        self._most_running = most_running
-        self._kv_tokens = kv_tokens
-        self._fleet = FleetLatency()
-        self._latency: dict[int, WorkerLatency] = {}
+        self._forecast = FleetForecast(engines.fleet, window_s=stage.window_s, most_running=most_running)
         self._by_ticket: dict[Ticket, _Request] = {}
         self._by_index: dict[int, _Request] = {}
-        self._drain = DrainRate()
-        self._pressures = (LatencyPressure(), LatencyPressure())
-        self._said = [0.0, 0.0]
-        self._answered = 0
+        self._pressure = SloPressure()
         self._default = Customer()
         self.demoted = 0
         engines.watcher = self
+        engines.fleet.predicts = True
 
     # -- what the loop asks
 
@@ -109,30 +98,32 @@ class Admission:
         known = self._engines.read(arrival)
         slos = self._stage.slos.get(customer.service_class)
         due = now + slos.ttft if slos is not None and slos.ttft is not None else inf
-        tokens, soonest = self._expect(arrival, known, now)
+        held, _ = self._engines.held(known, arrival.input_tokens)
+        workers, forecast = [*self._engines.workers.values()], self._forecast
+        lead = forecast.first_token(workers, held, arrival.input_tokens, now, alone=not len(self.queue))
         request = Request(
             customer.tenant,
             _MODEL,
-            tokens,
+            float(arrival.input_tokens - max(held.values(), default=0)),
             customer.service_class,
             weight=customer.weight,
             deadline=due,
-            lead_s=soonest if self._answered >= _LEARNT else 0.0,
+            lead_s=lead,
         )
-        wait = 0.0 if self._answered < _LEARNT else soonest + self.queue.tokens_ahead(request) / self._drain_rate()
-        answer = self.queue.offer(request, now, wait)
+        answer = self.queue.offer(request, now, lead + forecast.turn(self.queue.tokens_ahead(request), workers))
         if isinstance(answer, Refused):
             self._give_up(record, "refused", answer.reason, now)
             return False
         self.demoted += answer.service_class != customer.service_class
-        self._drain.queued(now)
+        self._forecast.drain.queued(now)
         self._by_ticket[answer.ticket] = self._by_index[index] = _Request(index, answer.ticket, known)
         return True
 
     def dispatch(self, now: float) -> list[int]:
         """Send what there is room for; returns the requests that were given up."""
         while len(self.queue):
-            free, among = self._rooms(now)
+            self._engines.scrape(now)
+            free, among = self._forecast.rooms([*self._engines.workers.values()], now)
             dispatched = self.queue.next(now, partial(_same, free)) if free else None
             if dispatched is None:
                 break
@@ -141,7 +132,7 @@ class Admission:
         for expired in self.queue.expire(now):
             request = self._by_ticket.pop(expired.ticket)
             del self._by_index[request.index]
-            self._drain.left(0.0, now, len(self.queue))
+            self._forecast.drain.left(0.0, now, len(self.queue))
             self._give_up(self._records[request.index], "expired", expired.reason, now)
             gone.append(request.index)
         return gone
@@ -152,113 +143,50 @@ class Admission:
 
     def put_back(self, index: int, now: float) -> None:
         """Its worker was lost before it answered: it waits again."""
-        request = self._by_index[index]
-        self._latency[request.worker].ended(index, now)
-        self.queue.put_back(request.ticket)
-        self._drain.queued(now)
+        self.queue.put_back(self._by_index[index].ticket)
+        self._forecast.drain.queued(now)
 
-    def drop(self, index: int, now: float) -> None:
+    def drop(self, index: int) -> None:
         """Its worker was lost in the middle of its answer."""
         request = self._by_index.pop(index)
-        self._latency[request.worker].ended(index, now)
         del self._by_ticket[request.ticket]
         self.queue.finished(request.ticket)
 
     # -- what the engines tell
 
-    def first_token(self, index: int, number: int, at: float, cached: int) -> None:
+    def first_token(self, index: int, at: float, cached: int) -> None:
         """Its first token came; so much of its prompt was cached."""
-        request = self._by_index[index]
-        request.cached = cached
-        self._answered += 1
-        self._latency[number].first_token(index, at)
-        self._press(0, index, self._records[index].ttft, at)
+        self._by_index[index].cached = cached
+        bound, seconds = self._slos(index).ttft, self._records[index].ttft
+        if bound is not None and seconds is not None:
+            self.queue.pressure(self._pressure.first_token(seconds / bound, at), at)
 
-    def ended(self, index: int, number: int, at: float, output: int) -> None:
-        """Its last of so many tokens came."""
+    def ended(self, index: int, at: float) -> None:
+        """Its last token came."""
         request = self._by_index.pop(index)
         del self._by_ticket[request.ticket]
-        self._latency[number].ended(index, at, output)
         self.queue.finished(request.ticket, float(self._arrivals[index].input_tokens - request.cached))
-        self._press(1, index, self._records[index].tpot, at)
+        bound, seconds = self._slos(index).tpot, self._records[index].tpot
+        if bound is not None and seconds is not None:
+            self.queue.pressure(self._pressure.per_token(seconds / bound, at), at)
 
     # -- parts
 
     def _customer(self, index: int) -> Customer:
         return self._stage.customers[index] if self._stage.customers else self._default
 
-    def _press(self, which: int, index: int, seconds: float | None, now: float) -> None:
-        """Interactive latency, of which batch work keeps out of the way."""
+    def _slos(self, index: int) -> Slos:
+        """Those of interactive requests, of which batch work keeps out of the way."""
         customer = self._customer(index)
-        slos = self._stage.slos.get(customer.service_class)
-        if customer.service_class is not ServiceClass.INTERACTIVE or slos is None or seconds is None:
-            return
-        bound = slos.tpot if which else slos.ttft
-        if bound is not None:
-            self._said[which] = self._pressures[which].observe(seconds / bound, now)
-            self.queue.pressure(max(self._said), now)
+        interactive = customer.service_class is ServiceClass.INTERACTIVE
+        return self._stage.slos.get(ServiceClass.INTERACTIVE, _NO_SLO) if interactive else _NO_SLO
 
-    def _expect(self, arrival: Arrival, known: Known, now: float) -> tuple[float, float]:
-        """Tokens it lacks where most of it is, and seconds to its first token were it sent now."""
-        held, _ = self._engines.held(known, arrival.input_tokens)
-        workers = self._engines.workers
-        most = max(held.values(), default=0)
-        best = None
-        for number in _likely(workers, held, now):
-            cached = held.get(workers[number].id, 0)
-            said = self._worker(number).predict(now, arrival.input_tokens - cached, cached)
-            if best is None or said.ttft_s < best.ttft_s:
-                best = said
-        assert best is not None
-        # While nobody waits, trying costs nobody anything, and whoever is always refused teaches nothing.
-        soonest = best.ttft_s if len(self.queue) else best.ttft_s * best.ttft_s / best.ttft_p90_s
-        return float(arrival.input_tokens - most), soonest
-
-    def _worker(self, number: int) -> WorkerLatency:
-        latency = self._latency.get(number)
-        if latency is None:
-            latency = self._latency[number] = WorkerLatency(self._fleet, kv_tokens=self._kv_tokens)
-        return latency
-
-    def _drain_rate(self) -> float:
-        learnt = self._drain.rate
-        if learnt:
-            return learnt
-        rates = [worker.prefill.rate or _UNKNOWN_RATE for worker in self._engines.workers.values()]
-        return sum(rates)
-
-    def _rooms(self, now: float) -> tuple[int, list[int]]:
-        """How many workers have room, and which ones have it within twice the window: where much of a prompt is cached,
-        waiting for a little longer may pay, and routing knows.
-        """
-        self._engines.scrape(now)
-        kv_tokens, since, window_s = self._kv_tokens, self._engines.since_scrape, self._stage.window_s
-        free, among = 0, []
-        for number, worker in self._engines.workers.items():
-            kv_used = None if worker.kv_used is None else worker.kv_used + since[number] / kv_tokens
-            queued, rate = worker.prefill.remaining(now), worker.prefill.rate
-            if has_room(
-                queued,
-                rate,
-                worker.pending,
-                window_s=2 * window_s,
-                running=worker.active,
-                most_running=self._most_running,
-                kv_used=kv_used,
-            ):
-                among.append(number)
-                free += rate is None or queued < window_s * rate or not worker.pending
-        return free, among
-
-    def _send(self, request: _Request, now: float, among: Sequence[int]) -> None:
-        index = request.index
-        arrival, record = self._arrivals[index], self._records[index]
-        placed = self._engines.send(arrival, record, now, known=request.known, among=among)
-        request.worker, request.known = placed.number, None
-        latency = self._worker(placed.number)
-        latency.sent(index, latency.predict(now, placed.lacking, placed.cached, placed.restore_s), now)
-        self.queue.correct(request.ticket, float(placed.lacking))
-        self._drain.left(float(placed.lacking), now, len(self.queue))
+    def _send(self, request: _Request, now: float, among: Sequence[Worker]) -> None:
+        arrival, record = self._arrivals[request.index], self._records[request.index]
+        lacking = float(self._engines.send(arrival, record, now, known=request.known, among=among))
+        request.known = None
+        self.queue.correct(request.ticket, lacking)
+        self._forecast.drain.left(lacking, now, len(self.queue))
 
     def _give_up(self, record: RequestRecord, error: str, reason: str, now: float) -> None:
         record.error, record.error_detail, record.finished = error, str(reason), now
@@ -266,11 +194,3 @@ class Admission:
 
 def _same(free: int, _model: str) -> int:
     return free
-
-
-def _likely(workers: Mapping[int, Worker], held: Mapping[WorkerId, int], now: float) -> set[int]:
-    """The worker that holds most of it, and the one with the least to do."""
-    idlest = min(workers, key=lambda number: (workers[number].prefill.remaining(now), workers[number].active))
-    if not held:
-        return {idlest}
-    return {idlest, max(workers, key=lambda number: held.get(workers[number].id, 0))}

@@ -40,23 +40,14 @@ class Known(NamedTuple):
     hashes: Sequence[BlockHash]
 
 
-class Placed(NamedTuple):
-    """Where a request went, and what it was thought to cost there."""
-
-    number: int
-    cached: int
-    lacking: int
-    restore_s: float
-
-
 class Watcher(Protocol):
-    """Who is told what the gateway sees of requests, by their index and their worker's number."""
+    """Who is told what the gateway sees of requests, by their index."""
 
-    def first_token(self, index: int, number: int, at: float, cached: int) -> None:
+    def first_token(self, index: int, at: float, cached: int) -> None:
         """Its first token came; so much of its prompt was cached."""
 
-    def ended(self, index: int, number: int, at: float, output: int) -> None:
-        """Its last of so many tokens came."""
+    def ended(self, index: int, at: float) -> None:
+        """Its last token came."""
 
 
 class Engines:
@@ -81,7 +72,7 @@ class Engines:
         self._rng = rng
         self._config = config
         self._block_size = config.block_size
-        self._fleet = FleetState(
+        self.fleet = FleetState(
             [
                 Worker(
                     WorkerId(str(i)),
@@ -108,10 +99,7 @@ class Engines:
         """Those that are there, by number, as the gateway knows them."""
         self._due: list[tuple[float, int]] = []  # a heap: which engine has something to tell when, at the earliest
         self.watcher: Watcher | None = None
-        self.since_scrape: list[int] = []
-        """Tokens that each worker was given to compute, less those of requests that ended, since it was last asked how
-        full it is."""
-        self._reservations: dict[str, tuple[int, int, Reservation]] = {}
+        self._reservations: dict[str, tuple[int, Reservation]] = {}
         self.sent: list[int] = []
         self.cached: list[int] = []
         self.choices: Counter[str] = Counter()
@@ -123,23 +111,22 @@ class Engines:
         """One more worker, empty."""
         number = len(self.sent)
         engine = self._engines[number] = SimulatedEngine(self._config, self._store)
-        worker = self.workers[number] = self._fleet.workers[number]
+        worker = self.workers[number] = self.fleet.workers[number]
         worker.learn_tiers(engine.tiers.prices)
         self._index.add_worker(worker.id, model=_MODEL, block_size=self._block_size)
         self._index.set_stores(worker.id, worker.stores)
         self.sent.append(0)
         self.cached.append(0)
-        self.since_scrape.append(0)
 
     def lose(self, number: int, now: float) -> list[int]:
         """Take a worker away; returns the requests that it had."""
         self._engines.pop(number).tiers.close()
         del self.workers[number]
         self._index.remove_worker(WorkerId(str(number)))
-        orphans = [name for name, (worker, _, _) in self._reservations.items() if worker == number]
+        orphans = [name for name, (worker, _) in self._reservations.items() if worker == number]
         for name in orphans:
-            _, _, reservation = self._reservations.pop(name)
-            self._fleet.release(reservation, now)
+            _, reservation = self._reservations.pop(name)
+            self.fleet.release(reservation, now)
         return [int(name) for name in orphans]
 
     def next_output_at(self) -> float | None:
@@ -169,7 +156,7 @@ class Engines:
         cached: dict[WorkerId, int] = {}
         restorable: dict[WorkerId, Sequence[PricedRun]] = {}
         for worker, runs in self._index.match_runs(known.hashes).items():
-            cached[worker], restorable[worker] = self._fleet.worker(worker).priced(runs, n_tokens)
+            cached[worker], restorable[worker] = self.fleet.worker(worker).priced(runs, n_tokens)
         return cached, restorable
 
     def send(
@@ -179,14 +166,16 @@ class Engines:
         now: float,
         *,
         known: Known | None = None,
-        among: Container[int] | None = None,
-    ) -> Placed:
-        """Choose a worker, one of the numbers `among` (not none), and submit the request to it, in one step."""
+        among: Container[Worker] | None = None,
+    ) -> int:
+        """Choose a worker, one of those `among` (not none), and submit the request to it, in one step. Returns how many
+        tokens it was thought to lack there.
+        """
         ids, hashes = known = known or self.read(arrival)
         self.scrape(now)
         cached, restorable = self.held(known, arrival.input_tokens)
-        numbers = [number for number in self._engines if among is None or number in among]
-        workers = [self._fleet.workers[number] for number in numbers]
+        numbers = [number for number in self._engines if among is None or self.workers[number] in among]
+        workers = [self.workers[number] for number in numbers]
         decision = self._policy.choose(
             Prompt(arrival.input_tokens, cached, _key(arrival), restorable),
             [worker.view(now) for worker in workers],
@@ -196,7 +185,8 @@ class Engines:
         lacking, restore_s = arrival.input_tokens - decision.cached_tokens, 0.0
         if decision.split is not None:
             lacking, restore_s = decision.split.computed_tokens, decision.split.restore_s
-        reservation = self._fleet.reserve(worker, lacking, now, streams=True, restore_s=restore_s)
+        there = arrival.input_tokens - lacking
+        reservation = self.fleet.reserve(worker, lacking, now, streams=True, cached=there, restore_s=restore_s)
         self.choices[decision.reason] += 1
         ttl = _PREDICTION_TTL + worker.prefill.seconds(now)
         self._index.predict(worker.id, hashes, start=0, now=now, ttl=ttl)
@@ -209,13 +199,12 @@ class Engines:
             token_ids=ids,
             root=EngineHash(self._root),
         )
-        self._reservations[request.id] = (number, lacking, reservation)
+        self._reservations[request.id] = (number, reservation)
         self._submit(number, request, now)
         self.sent[number] += arrival.input_tokens
-        self.since_scrape[number] += lacking
         record.worker = str(number)
         record.status = 200
-        return Placed(number, arrival.input_tokens - lacking, lacking, restore_s)
+        return lacking
 
     def _submit(self, number: int, request: SimRequest, now: float) -> None:
         engine = self._engines[number]
@@ -228,8 +217,7 @@ class Engines:
         if self._knows_tiers and now >= self._next_scrape:
             self._next_scrape = now + _SCRAPE_SECONDS
             for number, engine in self._engines.items():
-                self._fleet.workers[number].kv_used = engine.stats().kv_usage
-                self.since_scrape[number] = 0
+                self.fleet.workers[number].learn_kv_used(engine.stats().kv_usage)
 
     def advance(self, now: float, records: Sequence[RequestRecord]) -> list[int]:
         """Live until `now`, book what came out, and tell which requests ended."""
@@ -255,19 +243,18 @@ class Engines:
         for output in engine.advance(now):
             index = int(output.id)
             _book(records[index], output)
-            worker, lacking, reservation = self._reservations[output.id]
+            worker, reservation = self._reservations[output.id]
             if output.first:
                 self.cached[worker] += output.cached_tokens
-                self._fleet.first_byte(reservation, output.times[0])
+                self.fleet.first_byte(reservation, output.times[0])
                 if self.watcher is not None:
-                    self.watcher.first_token(index, worker, output.times[0], output.cached_tokens)
+                    self.watcher.first_token(index, output.times[0], output.cached_tokens)
             if output.finished:
-                self._fleet.release(reservation, output.times[-1])
+                self.fleet.release(reservation, output.times[-1], output_tokens=records[index].token_events)
                 del self._reservations[output.id]
-                self.since_scrape[worker] -= lacking + records[index].token_events
                 ended.append(index)
                 if self.watcher is not None:
-                    self.watcher.ended(index, worker, output.times[-1], records[index].token_events)
+                    self.watcher.ended(index, output.times[-1])
         for batch in engine.take_kv_events():
             for change in batch.events:
                 if (event := told(change, block_size=self._block_size)) is not None:

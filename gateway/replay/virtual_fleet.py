@@ -124,8 +124,7 @@ def replay_virtually(
     fleet = Engines(policy, workers, added, engine, rng, store=store, knows_tiers=knows_tiers)
     stage = None
     if admission is not None:
-        kv_tokens = engine.blocks * engine.block_size
-        stage = Admission(admission, fleet, arrivals, records, most_running=engine.max_num_seqs, kv_tokens=kv_tokens)
+        stage = Admission(admission, fleet, arrivals, records, most_running=engine.max_num_seqs)
     loop = _Loop(fleet, arrivals, records, stage, watch)
     loop.plan(speed, concurrency, changes)
     loop.run()
@@ -253,5 +252,5 @@ class _Loop:
             record.error, record.error_detail = "reset_mid_stream", "its worker was lost"
             record.finished = now
             if admission is not None:
-                admission.drop(index, now)
+                admission.drop(index)
             self._answered(index, now)

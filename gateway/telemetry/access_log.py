@@ -40,6 +40,7 @@ def access_fields(record: RequestRecord) -> dict[str, object]:
         "tenant": record.tenant or None,
         "class": record.service_class or None,
         "queued_s": round(record.queued_s, 6) if record.service_class else None,
+        "cache": record.cache or None,
         "worker": record.worker,
         "attempts": len(record.attempts),
         "model": record.model,

@@ -13,6 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.gauges import GaugeCollector, Gauges
 from gateway.telemetry.metrics import RequestMetrics
+from gateway.telemetry.response_metrics import ResponseMetrics
 from gateway.telemetry.tenant_metrics import TenantMetrics
 
 _END: Final = b"# EOF\n"
@@ -21,7 +22,7 @@ _SAMPLES_AT_ONCE: Final = 300
 
 
 def make_registry(
-    gauges: Gauges, requests: RequestMetrics, *more: TenantMetrics | AdmissionMetrics
+    gauges: Gauges, requests: RequestMetrics, *more: TenantMetrics | AdmissionMetrics | ResponseMetrics
 ) -> CollectorRegistry:
     """A registry with all there is to tell."""
     registry = CollectorRegistry(auto_describe=False)

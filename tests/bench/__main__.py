@@ -8,8 +8,9 @@ import sys
 _DEFAULT = "dataplane"
 _NAMES = (
     "dataplane", "stages", "tokens", "index", "routing", "sessions", "simulated", "churn", "slow_clients",
-    "chaos", "worker", "worker_model", "kv_codec", "disk_store", "redis_store", "eviction", "restore_price", "restore",
-    "admission", "admission_slo", "cases", "host_store", "latency_model", "semantic_pairs", "tenant_timing", "tiers",
+    "chaos", "worker", "worker_model", "kv_codec", "disk_store", "redis_store", "eviction", "restore_price",
+    "restore", "admission", "admission_slo", "cases", "host_store", "latency_model", "semantic_pairs",
+    "tenant_timing", "tiers", "response_cache", "response_hits", "embedding",
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,0 +1,446 @@
+"""Requests that need no worker: their answers are known, or another request has just asked for the same.
+
+The response cache (`cache.response_cache`) knows what is kept and who leads a flight of identical requests; here are
+the requests themselves. Each step is synchronous but for the lookup on disk and in Redis, which is done in a thread,
+under a deadline. Whatever fails here is a miss, and the request goes on to a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import orjson
+
+from cache.response_entry import ResponseEntry, Stamp
+from cache.response_key import ResponseKey, is_unambiguous, response_key
+from gateway import answers
+from gateway.answer_flights import AnswerFlights
+from gateway.answer_replay import replay_body, replay_stream
+from gateway.api_error import ApiError
+from gateway.background_client import BackgroundClient
+from gateway.cached_call import CachedCall, CachingSettings, Result, tell, told
+from gateway.header_finder import header_finder
+from gateway.request_record import Outcome
+from gateway.routes import Kind
+from policies.response_freshness import (
+    NOTHING_SAID,
+    CacheDirectives,
+    Freshness,
+    FreshnessRules,
+    parse_cache_control,
+)
+from policies.response_policy import AnswerFacts, Refusal, refuse_answer, refuse_request
+
+if TYPE_CHECKING:
+    from cache.response_cache import Found, ResponseCache
+    from gateway.calls import Call
+    from gateway.exchange import Exchange
+    from policies.tenant import TenantPolicy
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Examined = tuple[answers.Facts, bytes]
+"""What is known of an answer, and its body in one piece."""
+
+_cache_control: Final = header_finder("cache-control")
+_own_header: Final = header_finder("x-prefixgate-cache")
+_ANTHROPIC: Final = tuple((name, header_finder(name)) for name in ("anthropic-beta", "anthropic-version"))
+_OPENAI: Final = (("openai-beta", header_finder("openai-beta")),)
+_VARIANTS: Final = {Kind.MESSAGES: _ANTHROPIC, Kind.RESPONSES: _OPENAI}
+"""Headers that may change an answer."""
+_OK: Final = 200
+_GRACE: Final = 1.0
+"""Seconds that a client's deadline is beyond our own."""
+
+
+class ResponseCaching:
+    """Of one pipeline."""
+
+    def __init__(
+        self,
+        cache: ResponseCache,
+        settings: CachingSettings,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor,
+        proceed: Callable[[Exchange], None],
+        attempt: Callable[[Exchange, Callable[[Exchange], None]], None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`proceed` sends a request on its way to a worker; `attempt` takes a step with it, and refuses it where that
+        fails. `wall` gives seconds since 1970.
+        """
+        self.cache = cache
+        self.settings = settings
+        self.flights = AnswerFlights()
+        self.refusals: Counter[str] = Counter()
+        """Requests that were not looked up, and answers that were not kept, by why."""
+        self.refreshed = 0
+        self.saved_tokens = 0
+        """Prompt and output tokens of answers from the cache, where they are known."""
+        self._loop = loop
+        self._executor = executor
+        self._proceed = proceed
+        self._attempt = attempt
+        self._wall = wall
+        self._in_threads = 0
+
+    # -- a request comes
+
+    def enter(self, exchange: Exchange) -> bool:
+        """Answer a request, or have it wait for its answer; False where it is to go on to a worker.
+
+        Raises:
+            ApiError: 504 where the client wants an answer from the cache or none, and there is none.
+        """
+        call = exchange.call
+        assert call is not None, "read before"
+        rules = self._rules(exchange.policy, call.kind)
+        if rules is None:
+            return False
+        fields = exchange.head.fields
+        asked, own = NOTHING_SAID, _own_header(fields)
+        if (control := _cache_control(fields)) is not None:
+            asked = parse_cache_control(control.decode("latin-1"))
+        if own == b"off":
+            asked = replace(asked, no_store=True)
+        refusal = refuse_request(call.kind.value, call.fields, asked=asked.asks or own == b"on")
+        if refusal is not None or asked.no_store:
+            return self._bypass(exchange, asked, refusal)
+        beginning = CachedCall(self, _NO_KEY, call, rules, asked, self.cache.begin(), False)
+        beginning.usage = call.streams and answers.wants_usage(call.fields)
+        if len(exchange.body) <= _LONG_BODY:
+            return self._look_up(exchange, beginning, _keyed(exchange, call, check=False))
+        self._in_thread(exchange, beginning, _KEY_WAIT, partial(_keyed, exchange, call, check=True), self._long_keyed)
+        return True
+
+    def _long_keyed(self, exchange: Exchange, cached: CachedCall, keyed: Keyed | None) -> None:
+        """The key of a long request is known; None: that took too long."""
+        if keyed is None or not self._look_up(exchange, cached, keyed):
+            self._proceed(exchange)
+
+    def _look_up(self, exchange: Exchange, cached: CachedCall, keyed: Keyed) -> bool:
+        """Answer what has a key, or have it wait; False where it is to go on to a worker."""
+        if keyed.key is None:
+            return self._bypass(exchange, cached.asked, Refusal.AMBIGUOUS)
+        cached.key = keyed.key
+        cached.unambiguous = keyed.unambiguous
+        if cached.asked.reads:
+            found = self.cache.lookup(cached.key, cached.rules, cached.asked)
+            if found is not None:
+                if self._serve(exchange, cached, found):
+                    return True
+            elif self.cache.has_slower:
+                look = partial(self.cache.lookup_slower, cached.key, cached.rules, cached.asked)
+                self._in_thread(exchange, cached, self.settings.lookup_timeout, look, self._found)
+                return True
+        return self._miss(exchange, cached)
+
+    def _rules(self, policy: TenantPolicy, kind: Kind) -> FreshnessRules | None:
+        """How long an answer is fresh; None where the cache has nothing to do with such requests."""
+        settings, own = self.settings, policy.responses
+        if kind not in _KINDS or not (settings.enabled if own.enabled is None else own.enabled):
+            return None
+        rules = settings.by_route.get(kind, settings.rules)
+        return rules if own.ttl_s is None else replace(rules, ttl=own.ttl_s)
+
+    def _bypass(self, exchange: Exchange, asked: CacheDirectives, refusal: Refusal | None) -> bool:
+        if refusal is not None:
+            self.refusals[refusal.value] += 1
+        if asked.only_if_cached:
+            raise _not_cached()
+        tell(exchange, Result.BYPASS)
+        return False
+
+    # -- an answer is known
+
+    def _serve(self, exchange: Exchange, cached: CachedCall, found: Found) -> bool:
+        """Answer with what was found, if it may be used; what may be used only if all else fails is kept for that."""
+        if found.freshness is Freshness.FRESH:
+            return self._replay(exchange, cached, found.entry, Result.HIT, found.age)
+        if found.freshness is Freshness.STALE_IF_ERROR:
+            cached.fallback = found
+            return False
+        body = exchange.body  # which is dropped once it is answered
+        if not self._replay(exchange, cached, found.entry, Result.STALE, found.age):
+            return False
+        self._refresh(exchange, cached, body)
+        return True
+
+    def fall_back(self, exchange: Exchange, cached: CachedCall) -> bool:
+        """No worker gave an answer: is there one that is better than none?"""
+        found, cached.fallback = cached.fallback, None
+        if found is None:
+            return False
+        exchange.own_fields = exchange.own_fields.replace(told(Result.MISS), b"")
+        return self._replay(exchange, cached, found.entry, Result.STALE, found.age)
+
+    def _replay(self, exchange: Exchange, cached: CachedCall, entry: ResponseEntry, result: str, age: int) -> bool:
+        """Answer with an entry, in the form that the client asks for; False where that cannot be made of it."""
+        events: list[bytes] | None = None
+        if cached.call.streams:
+            if cached.usage and entry.prompt_tokens is None:
+                return False  # whoever asked first did not want to know it
+            try:
+                events = answers.disassemble(cached.call.kind, entry.body, usage=cached.usage)
+            except answers.AnswerError:
+                log.warning("an answer in the cache cannot be given as a stream; it is removed")
+                self._executor.submit(self.cache.discard, cached.key)
+                return False
+        exchange.caching = exchange.recording = None
+        exchange.worker = None
+        tell(exchange, result)
+        exchange.own_fields += b"\r\nage: %d" % age
+        self.saved_tokens += (entry.prompt_tokens or 0) + (entry.completion_tokens or 0)
+        if events is None:
+            replay_body(exchange, entry.body, entry.content_type)
+        else:
+            replay_stream(exchange, events, pace=self.settings.pace)
+        return True
+
+    # -- what takes a thread
+
+    def _in_thread(
+        self,
+        exchange: Exchange,
+        cached: CachedCall,
+        timeout: float,
+        work: Callable[[], T],
+        then: Callable[[Exchange, CachedCall, T | None], None],
+    ) -> None:
+        """Go on with what comes of `work`, or with None where that fails or takes too long."""
+
+        def go_on(found: T | None) -> None:
+            if cached.unpark(exchange):
+                self._attempt(exchange, lambda each: then(each, cached, found))
+
+        if self._in_threads >= _MOST_IN_THREADS:
+            self._park(exchange, cached, timeout, lambda: None)
+            go_on(None)
+            return
+        self._in_threads += 1
+        self._park(exchange, cached, timeout, lambda: go_on(None))
+
+        def done(worked: asyncio.Future[T]) -> None:
+            self._in_threads -= 1
+            go_on(_result(worked))
+
+        self._loop.run_in_executor(self._executor, work).add_done_callback(done)
+
+    def _found(self, exchange: Exchange, cached: CachedCall, found: Found | None) -> None:
+        """What the slower stores have; None where there is nothing, or it took too long."""
+        served = found is not None and self._serve(exchange, cached, found)
+        if not served and not self._miss(exchange, cached):
+            self._proceed(exchange)
+
+    def _park(self, exchange: Exchange, cached: CachedCall, timeout: float, otherwise: Callable[[], None]) -> None:
+        exchange.caching = cached
+        cached.waits = True
+        cached.timer = self._loop.call_later(timeout, otherwise)
+        exchange.wait(timeout + _GRACE)
+
+    # -- nobody knows the answer
+
+    def _miss(self, exchange: Exchange, cached: CachedCall) -> bool:
+        """Have it wait for one who asks the same, or let it go on and listen to its answer; True where it waits."""
+        if cached.asked.only_if_cached:
+            raise _not_cached()
+        together = self.settings.coalesce and cached.asked.reads and cached.fallback is None
+        if together and self.flights.waits(exchange, cached):
+            wait = self.settings.coalesce_wait
+            self._park(exchange, cached, wait, lambda: self._alone(exchange, cached))
+            self.flights.follow(exchange, cached)
+            return True
+        self._listen(exchange, cached)
+        tell(exchange, Result.MISS)
+        return False
+
+    def _listen(self, exchange: Exchange, cached: CachedCall) -> None:
+        if cached.unambiguous is None:
+            cached.unambiguous = is_unambiguous(exchange.body)
+        if not cached.unambiguous:
+            cached.stamp = None
+            self.refusals[Refusal.AMBIGUOUS.value] += 1
+        exchange.caching = cached
+        cached.again(exchange)
+
+    def _alone(self, exchange: Exchange, cached: CachedCall) -> None:
+        """It has waited long enough, or in vain."""
+        if cached.unpark(exchange):
+            self.flights.leave(exchange, cached)
+            tell(exchange, Result.MISS)
+            self._proceed(exchange)
+
+    def _refresh(self, exchange: Exchange, cached: CachedCall, body: bytes) -> None:
+        """Fetch another answer in place of one that is stale, for nobody in particular."""
+        server = exchange.client.server
+        if server.draining or len(server.background) >= _MOST_BACKGROUND:
+            return
+        client = BackgroundClient(server)
+        twin = client.ask(exchange.head, body)
+        again = replace(cached, waits=False, timer=None, asked=NOTHING_SAID)
+        if not self.flights.leads(twin, again):  # somebody fetches it already
+            client.exchange_over(twin)
+            return
+        self.refreshed += 1
+        twin.dialect, twin.repeatable, twin.call = exchange.dialect, exchange.repeatable, cached.call
+        twin.tenant, twin.policy, twin.salting = exchange.tenant, exchange.policy, exchange.salting
+        before, record = exchange.record, twin.record
+        record.kind, record.dialect, record.model = before.kind, before.dialect, before.model
+        record.streams, record.tenant = before.streams, before.tenant
+        self._listen(twin, again)
+        tell(twin, Result.MISS)
+        self._proceed(twin)
+
+    # -- a request is over
+
+    def finished(self, exchange: Exchange) -> None:
+        """A request is over, however it ended: what has come of it is for all who wait for the same."""
+        cached, exchange.caching = exchange.caching, None
+        exchange.recording = None
+        if cached is None:
+            return
+        if cached.timer is not None:
+            cached.timer.cancel()
+        if cached.waits or cached.follows:
+            cached.waits = False
+            self.flights.leave(exchange, cached)
+            return
+        self.flights.end_streams(cached)
+        record, recorded = exchange.record, cached.recorded()
+        cached.parts = None  # nobody follows any more
+        if recorded is None or record.outcome is not Outcome.OK or record.status != _OK or exchange.cut_short:
+            self._settle(exchange, cached, None)
+            return
+        examine = partial(_examined, cached.call.kind, recorded, streamed=exchange.watch is not None)
+        if len(recorded) < _LONG:
+            self._settle(exchange, cached, examine())
+        else:
+            looked = self._loop.run_in_executor(self._executor, examine)
+            looked.add_done_callback(lambda done: self._settle(exchange, cached, _result(done)))
+
+    def _settle(self, exchange: Exchange, cached: CachedCall, examined: Examined | None) -> None:
+        """Keep an answer where it may be kept, and give it to all who wait for it; they go on where there is none."""
+        entry = None if examined is None else self._entry(cached, *examined)
+        for waiter, waiting in self.flights.end(exchange, cached):
+            if entry is None:
+                self._alone(waiter, waiting)
+            elif waiting.unpark(waiter):
+                self._attempt(waiter, partial(self._share, cached=waiting, entry=entry))
+
+    def _share(self, exchange: Exchange, *, cached: CachedCall, entry: ResponseEntry) -> None:
+        if self._replay(exchange, cached, entry, Result.HIT, 0):
+            self.flights.coalesced += 1
+        else:
+            tell(exchange, Result.MISS)
+            self._proceed(exchange)
+
+    def _entry(self, cached: CachedCall, facts: answers.Facts, body: bytes) -> ResponseEntry | None:
+        """An answer for others, put into the cache where it may be kept; None where it is none."""
+        kind = cached.call.kind
+        told = AnswerFacts(
+            status=_OK,
+            ended=facts.whole,
+            finish_reasons=facts.finish_reasons,
+            n_bytes=len(body),
+            failed=facts.failed,
+        )
+        refusal = refuse_answer(kind.value, told, most_bytes=self.settings.max_entry)
+        if refusal is not None:
+            self.refusals[refusal.value] += 1
+        if not facts.whole or facts.failed:
+            return None
+        usage, stamp = facts.usage, cached.stamp
+        entry = ResponseEntry(
+            status=_OK,
+            content_type=_JSON,
+            body=body,
+            streamed=False,  # both forms can be made of this one, which is the smaller
+            model=cached.call.model or "",
+            stored_at=self._wall(),
+            stamp=stamp or _NO_STAMP,
+            prompt_tokens=usage.prompt,
+            completion_tokens=usage.completion,
+        )
+        if refusal is None and stamp is not None:
+            self.cache.keep(cached.key, entry)
+        return entry
+
+
+_NO_STAMP: Final = Stamp(bytes(16), 0)
+"""Of an answer that is shared with those who wait for it, and not kept."""
+_JSON: Final = "application/json"
+_LONG: Final = 32 << 10
+"""Bytes of an answer from which on it is looked at in a thread."""
+_KINDS: Final = (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES, Kind.EMBEDDING)
+_MOST_IN_THREADS: Final = 256
+"""Requests that wait for what is done in threads at a time: beyond that it is skipped."""
+_LONG_BODY: Final = 256 << 10
+"""Bytes of a request from which on its key is made in a thread: about a millisecond."""
+_KEY_WAIT: Final = 2.0
+_NO_KEY: Final = ResponseKey(b"")
+_MOST_BACKGROUND: Final = 64
+"""Answers that are fetched for nobody in particular at a time."""
+
+
+class Keyed(NamedTuple):
+    """A request's key, None where it has none, and whether it stands for this request alone, None where nobody looked:
+    that takes longer, and only matters where an answer is to be kept.
+    """
+
+    key: ResponseKey | None
+    unambiguous: bool | None
+
+
+def _keyed(exchange: Exchange, call: Call, *, check: bool) -> Keyed:
+    body, variants = exchange.body, []
+    for name, find in _VARIANTS.get(call.kind, ()):
+        if (value := find(exchange.head.fields)) is not None:
+            variants.append((name, value.decode("latin-1")))
+    try:
+        key = response_key(
+            _scope(exchange),
+            call.model or "",
+            exchange.dialect.name,
+            call.kind.value,
+            {**call.fields, "model": call.model},  # one answer for all names of a model
+            variants=variants,
+            n_bytes=len(body),
+        )
+    except ValueError:
+        return Keyed(None, unambiguous=False)
+    return Keyed(key, is_unambiguous(body) if check else None)
+
+
+def _not_cached() -> ApiError:
+    return ApiError(504, "There is no stored answer to this request, and it asks for nothing else.", code="not_cached")
+
+
+def _examined(kind: Kind, recorded: bytes, *, streamed: bool) -> Examined:
+    """What is known of an answer, and its body in one piece."""
+    if kind is not Kind.EMBEDDING:
+        return answers.examine(kind, recorded, streamed=streamed)
+    try:
+        return answers.Facts(whole="data" in orjson.loads(recorded)), recorded
+    except (orjson.JSONDecodeError, TypeError):
+        return answers.Facts(whole=False), b""
+
+
+def _result(done: asyncio.Future[T]) -> T | None:
+    if done.cancelled() or done.exception() is not None:
+        return None
+    return done.result()
+
+
+def _scope(exchange: Exchange) -> bytes:
+    """Whose answers it may meet."""
+    return b"" if exchange.tenant is None else exchange.tenant.answers_scope

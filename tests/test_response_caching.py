@@ -1,0 +1,290 @@
+"""Answers already known, as clients see them: hits in every form, what is kept and what is not, one call for many."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from typing import Any
+
+import openai
+import pytest
+
+from tests.caching_fixtures import ASKED, setting
+from tests.gateway_fixtures import eventually
+from tests.tenant_fixtures import KEYS, tenants
+
+
+async def test_what_was_asked_before_is_answered_without_a_worker() -> None:
+    async with setting() as it:
+        assert await it.ask() == ("Answer 1.", "miss")
+        assert await it.ask() == ("Answer 1.", "hit")
+        assert await it.ask(seed=7) == ("Answer 2.", "miss")
+        assert it.worker.calls == 2
+        it.check_left()
+
+
+async def test_a_long_request_is_known_again_too() -> None:
+    messages = [{"role": "user", "content": "Long. " * 60_000}]
+    async with setting() as it:
+        assert await it.ask(messages=messages) == ("Answer 1.", "miss")
+        assert await it.ask(messages=messages) == ("Answer 1.", "hit")
+        it.check_left()
+
+
+@pytest.mark.parametrize("first", ["whole", "stream", "stream with usage"])
+async def test_one_answer_serves_clients_that_stream_and_that_do_not(first: str) -> None:
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    async with setting() as it:
+        if first == "whole":
+            await it.ask()
+        else:
+            await it.stream(**options if first == "stream with usage" else {})
+        assert await it.ask() == ("Answer 1.", "hit")
+        assert await it.stream() == ("Answer 1.", "hit")
+        # A stream that was not asked for its usage has told none, and nobody guesses it.
+        told = ("Answer 2.", "miss") if first == "stream" else ("Answer 1.", "hit")
+        assert await it.stream(**options) == told
+
+
+async def test_a_stream_from_the_cache_is_all_that_a_stream_is() -> None:
+    async with setting() as it:
+        await it.ask()
+        options: dict[str, Any] = {"stream_options": {"include_usage": True}}
+        told = [each async for each in await it.client.chat.completions.create(**ASKED, stream=True, **options)]
+        assert told[0].choices[0].delta.role == "assistant"
+        assert [each.choices[0].finish_reason for each in told if each.choices][-1] == "stop"
+        assert told[-1].usage is not None
+        assert told[-1].usage.total_tokens == 12
+        assert {each.id for each in told} == {"c"}
+
+
+async def test_at_a_pace_a_stream_comes_in_pieces() -> None:
+    async with setting("pace: 1ms") as it:
+        text = (await it.stream())[0]
+        assert await it.stream() == (text, "hit")
+        stream = await it.client.chat.completions.create(**ASKED, stream=True)
+        await anext(aiter(stream))
+        await stream.close()  # in the middle
+        await eventually(lambda: not it.pipeline.live)
+
+
+@pytest.mark.parametrize("finish", ["length", "content_filter"])
+async def test_half_answers_are_not_kept(finish: str) -> None:
+    async with setting() as it:
+        it.worker.finish = finish
+        assert [(await it.ask())[1], (await it.ask())[1]] == ["miss", "miss"]
+        assert it.worker.calls == 2
+
+
+async def test_errors_are_not_kept() -> None:
+    async with setting() as it:
+        it.worker.status = 400
+        for _ in range(2):
+            with pytest.raises(openai.BadRequestError):
+                await it.ask()
+        assert it.worker.calls == 2
+        it.check_left()
+
+
+async def test_what_may_come_out_differently_is_kept_only_for_who_asks() -> None:
+    async with setting() as it:
+        assert await it.ask(temperature=1) == ("Answer 1.", "bypass")
+        assert await it.ask(temperature=1, headers={"x-prefixgate-cache": "on"}) == ("Answer 2.", "miss")
+        assert await it.ask(temperature=1, headers={"Cache-Control": "max-age=60"}) == ("Answer 2.", "hit")
+        assert await it.ask(temperature=1) == ("Answer 3.", "bypass")
+
+
+async def test_clients_say_what_they_want_of_the_cache() -> None:
+    async with setting() as it:
+        with pytest.raises(openai.InternalServerError) as refused:
+            await it.ask(headers={"Cache-Control": "only-if-cached"})
+        assert (refused.value.status_code, refused.value.code) == (504, "not_cached")
+        assert await it.ask(headers={"Cache-Control": "no-store"}) == ("Answer 1.", "bypass")
+        assert await it.ask() == ("Answer 2.", "miss")
+        assert await it.ask(headers={"Cache-Control": "no-cache"}) == ("Answer 3.", "miss")
+        assert await it.ask(headers={"Cache-Control": "only-if-cached"}) == ("Answer 3.", "hit")
+        assert await it.ask(headers={"x-prefixgate-cache": "off"}) == ("Answer 4.", "bypass")
+        it.check_left()
+
+
+async def test_tenants_share_no_answers_and_have_their_own_rules() -> None:
+    who = tenants("acme", "beta", "crew, cache: {responses: {mode: off}}")
+    async with setting(extra=who) as it:
+        assert await it.ask(key=KEYS["acme"]) == ("Answer 1.", "miss")
+        assert await it.ask(key=KEYS["beta"]) == ("Answer 2.", "miss")
+        assert await it.ask(key=KEYS["acme"]) == ("Answer 1.", "hit")
+        assert await it.ask(key=KEYS["crew"]) == ("Answer 3.", None)
+        assert await it.ask(key=KEYS["acme"], extra_body={"cache_salt": "mine"}) == ("Answer 4.", "miss")
+
+
+async def test_an_answer_that_has_had_its_time_is_fetched_again() -> None:
+    async with setting("ttl: 0") as it:
+        assert await it.ask() == ("Answer 1.", "miss")
+        assert await it.ask() == ("Answer 2.", "miss")
+
+
+async def test_a_stale_answer_is_served_while_another_is_fetched() -> None:
+    async with setting("ttl: 1ms, stale_while_revalidate: 60s") as it:
+        await it.ask()
+        await asyncio.sleep(0.01)
+        assert await it.ask() == ("Answer 1.", "stale")
+        await eventually(lambda: it.worker.calls == 2 and not it.pipeline.live)
+        assert (await it.ask())[0] == "Answer 2."
+        await eventually(lambda: not it.pipeline.live)
+        it.check_left()
+
+
+async def test_a_stale_answer_is_better_than_none() -> None:
+    async with setting("ttl: 1ms, stale_if_error: 60s") as it:
+        await it.ask()
+        await asyncio.sleep(0.01)
+        it.worker.status = 500
+        assert await it.ask() == ("Answer 1.", "stale")
+        assert await it.stream() == ("Answer 1.", "stale")
+        it.worker.status = 200
+        assert (await it.ask())[1] == "miss"
+        it.check_left()
+
+
+# One call for many
+
+
+async def test_a_hundred_that_ask_the_same_make_one_call() -> None:
+    async with setting() as it:
+        it.worker.hold = True
+        tasks = [asyncio.create_task(it.ask() if n % 2 else it.stream()) for n in range(100)]
+        await eventually(lambda: it.caching.flights.table.waiting == 99)
+        it.worker.may.release()
+        answers = await asyncio.gather(*tasks)
+        assert {text for text, _ in answers} == {"Answer 1."}
+        assert sorted(told or "" for _, told in answers) == ["hit"] * 99 + ["miss"]
+        assert it.worker.calls == 1
+        it.check_left()
+
+
+async def test_who_asked_first_leaves_and_the_others_get_the_answer() -> None:
+    async with setting() as it:
+        it.worker.hold = True
+        first = asyncio.create_task(it.ask())
+        await eventually(lambda: it.worker.calls == 1)
+        tasks = [asyncio.create_task(it.ask()) for _ in range(99)]
+        await eventually(lambda: it.caching.flights.table.waiting == 99)
+        first.cancel()
+        await eventually(lambda: len(it.gateway.server.background) == 1)
+        it.worker.may.release()
+        assert await asyncio.gather(*tasks) == [("Answer 1.", "hit")] * 99
+        assert it.worker.calls == 1
+        it.check_left()
+
+
+async def test_when_all_have_left_the_worker_is_let_go() -> None:
+    async with setting() as it:
+        it.worker.hold = True
+        tasks = [asyncio.create_task(it.ask())]
+        await eventually(lambda: it.worker.calls == 1)
+        tasks.append(asyncio.create_task(it.ask()))
+        await eventually(lambda: it.caching.flights.table.waiting == 1)
+        for task in tasks:
+            task.cancel()
+            await asyncio.sleep(0.05)
+        await eventually(lambda: it.worker.given_up == 1)
+        await eventually(lambda: not it.pipeline.live)
+        it.check_left()
+
+
+async def test_a_stream_that_several_want_comes_to_all_of_them_as_it_comes() -> None:
+    async with setting() as it:
+        it.worker.halves = True
+        streams = [await it.client.chat.completions.create(**ASKED, stream=True) for _ in range(3)]
+        firsts = [await anext(aiter(stream)) for stream in streams]
+        assert [first.choices[0].delta.role for first in firsts] == ["assistant"] * 3
+        assert it.worker.calls == 1
+        late = asyncio.create_task(it.ask())  # in one piece, which there is none of yet
+        await eventually(lambda: it.caching.flights.table.waiting == 3)
+        await streams[1].close()
+        await eventually(lambda: it.caching.flights.table.waiting == 2)
+        it.worker.may.release()
+        for stream in (streams[0], streams[2]):
+            text = "".join([each.choices[0].delta.content or "" async for each in stream])
+            assert text == "Answer 1."
+        assert await late == ("Answer 1.", "hit")
+        await eventually(lambda: not it.pipeline.live)
+        it.check_left()
+
+
+async def test_who_follows_a_stream_that_breaks_off_is_told_so() -> None:
+    async with setting() as it:
+        it.worker.halves = it.worker.breaks = True
+        streams = [await it.client.chat.completions.create(**ASKED, stream=True) for _ in range(2)]
+        it.worker.may.release()
+        for stream in streams:
+            with pytest.raises(openai.APIError, match="broke off"):
+                async for _ in stream:
+                    pass
+        await eventually(lambda: not it.pipeline.live)
+        it.worker.halves = it.worker.breaks = False
+        assert await it.stream() == ("Answer 2.", "miss")
+        it.check_left()
+
+
+async def test_who_asked_first_leaves_in_the_middle_of_its_stream() -> None:
+    async with setting() as it:
+        it.worker.halves = True
+        streams = [await it.client.chat.completions.create(**ASKED, stream=True) for _ in range(2)]
+        await anext(aiter(streams[0]))
+        await streams[0].close()
+        await eventually(lambda: len(it.gateway.server.background) == 1)
+        it.worker.may.release()
+        assert "".join([each.choices[0].delta.content or "" async for each in streams[1]]) == "Answer 1."
+        assert (await it.ask())[1] == "hit"
+        await eventually(lambda: not it.pipeline.live)
+        it.check_left()
+
+
+async def test_an_error_is_nobody_elses() -> None:
+    async with setting() as it:
+        it.worker.hold, it.worker.status = True, 400
+        tasks = [asyncio.create_task(it.ask()) for _ in range(3)]
+        await eventually(lambda: it.caching.flights.table.waiting == 2)
+        it.worker.hold = False
+        it.worker.may.release()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(answer, openai.BadRequestError) for answer in answers)
+        assert it.worker.calls == 3
+        it.check_left()
+
+
+async def test_nobody_waits_for_ever_for_somebody_else() -> None:
+    async with setting("coalesce_wait: 50ms") as it:
+        it.worker.hold = True
+        tasks = [asyncio.create_task(it.ask()) for _ in range(2)]
+        await eventually(lambda: it.worker.calls == 2)
+        for _ in tasks:
+            it.worker.may.release()
+        assert len({text for text, _ in await asyncio.gather(*tasks)}) == 2
+        it.check_left()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_however_clients_leave_nothing_is_left(seed: int) -> None:
+    chance = random.Random(seed)
+    async with setting() as it:
+        it.worker.hold = True
+        tasks: list[asyncio.Task[tuple[str, str | None]]] = []
+        for _ in range(60):
+            tasks.append(asyncio.create_task(it.ask(seed=chance.randrange(3))))
+            if chance.random() < 0.5:
+                await asyncio.sleep(chance.random() * 0.01)
+            if chance.random() < 0.3:
+                chance.choice(tasks).cancel()
+            if chance.random() < 0.3:
+                it.worker.may.release()
+        it.worker.hold = False
+        for _ in range(200):
+            it.worker.may.release()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                assert (await task)[0].startswith("Answer")
+        await eventually(lambda: not it.pipeline.live)
+        it.check_left()

@@ -1,0 +1,73 @@
+"""Answers that outlive a gateway, or that several share: on disk and in Redis, and what it costs when these fail."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.caching_fixtures import setting
+from tests.gateway_fixtures import eventually
+from tests.redis_fixtures import RedisServer, needs_redis, redis_server
+
+SECRET = "encryption_key: 'a secret for tests, long enough for it'"
+
+
+@pytest.mark.parametrize("more", ["", f", {SECRET}"])
+async def test_answers_on_disk_outlive_the_gateway(tmp_path: Path, more: str) -> None:
+    cache = f"disk: {{path: '{tmp_path / 'answers'}'}}, lookup_timeout: 5s{more}"
+    async with setting(cache) as it:
+        assert await it.ask() == ("Answer 1.", "miss")
+    async with setting(cache) as it:
+        assert await it.ask() == ("Answer 1.", "hit")
+        assert await it.stream() == ("Answer 1.", "hit")
+        assert await it.ask(seed=1) == ("Answer 1.", "miss")
+        assert it.caching.cache.counts()["hit: host"] == 1
+        it.check_left()
+    kept = b"".join(file.read_bytes() for file in (tmp_path / "answers").rglob("*") if file.is_file())
+    assert (b"Answer 1." in kept) is not bool(more)
+
+
+@needs_redis
+async def test_gateways_share_what_redis_has() -> None:
+    with redis_server() as server:
+        cache = f"redis: {{url: '{server.unix_url}', timeout: 2s}}, lookup_timeout: 5s"
+        async with setting(cache) as one, setting(cache) as other:
+            await eventually(lambda: None not in (one.caching.cache.begin(), other.caching.cache.begin()))
+            assert await one.ask() == ("Answer 1.", "miss")
+            await asyncio.to_thread(one.caching.cache.flush)
+            assert await other.ask() == ("Answer 1.", "hit")
+            assert other.worker.calls == 0
+
+
+@needs_redis
+@pytest.mark.parametrize("what", ["killed", "frozen", "not allowed", "full"])
+async def test_whatever_becomes_of_redis_every_request_is_answered(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    with redis_server() as server:
+        cache = f"redis: {{url: '{server.unix_url}', timeout: 50ms}}, lookup_timeout: 100ms"
+        async with setting(cache) as it:
+            await eventually(lambda: it.caching.cache.begin() is not None)
+            assert await it.ask() == ("Answer 1.", "miss")
+            _spoil(server, what)
+            for n in range(30):
+                text, _ = await it.ask(seed=n + 1)
+                assert text == f"Answer {n + 2}."
+            assert await it.ask() == ("Answer 1.", "hit")  # from memory
+            it.check_left()
+        lines = [record.message for record in caplog.records if "cache" in record.name or "answers" in record.message]
+        assert len(lines) <= 4, lines
+        if what == "frozen":
+            server.thaw()
+
+
+def _spoil(server: RedisServer, what: str) -> None:
+    if what == "killed":
+        server.kill()
+    elif what == "frozen":
+        server.freeze()
+    elif what == "not allowed":
+        server.do("ACL", "SETUSER", "default", "-@all")
+    else:
+        server.do("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        server.do("CONFIG", "SET", "maxmemory", "1")
