@@ -28,7 +28,7 @@ _OPPOSITES = [
     returns deletes;create delete;creates deletes;show hide;split merge;training testing;train test;audio video;
     horizontal vertical;north south;east west;day night;morning evening;man woman;husband wife;teacher student;
     can must;can cannot;must may;should must;is was;are were;will did;does did;do did;and or;who what;where when;
-    when why;how why;what where;he she;him her;his her;my your;we they;from to;into from;on under;in near;
+    when why;how why;what where;he she;him her;his her;my your;i you;me you;we they;from to;into from;on under;in near;
     for against;at after;by without;Monday Friday;January July;today tomorrow;yesterday today;English French;
     Python Java;kg lb;kilograms pounds;km miles;meters feet;minutes hours;seconds minutes;days weeks;percent degrees;
     gb mb;celsius fahrenheit;dollars euros;am pm;million billion;hundred thousand;two three;one five;ten twelve;
@@ -96,92 +96,16 @@ _THINGS = tuple(
 )
 _WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 _FUNCTION_WORDS = frozenset(
-    [
-        "a",
-        "an",
-        "the",
-        "such",
-        "of",
-        "to",
-        "in",
-        "on",
-        "at",
-        "for",
-        "from",
-        "by",
-        "with",
-        "and",
-        "or",
-        "is",
-        "are",
-        "was",
-        "were",
-        "be",
-        "been",
-        "being",
-        "it",
-        "its",
-        "this",
-        "that",
-        "these",
-        "those",
-        "as",
-        "you",
-        "your",
-        "i",
-        "we",
-        "he",
-        "she",
-        "they",
-        "their",
-        "his",
-        "her",
-        "which",
-        "who",
-        "what",
-        "when",
-        "where",
-        "how",
-        "why",
-        "if",
-        "can",
-        "could",
-        "will",
-        "would",
-        "should",
-        "must",
-        "may",
-        "do",
-        "does",
-        "did",
-        "has",
-        "have",
-        "not",
-        "no",
-        "used",
-        "use",
-        "uses",
-        "using",
-        "employ",
-        "employed",
-        "utilize",
-        "utilized",
-        "allow",
-        "allows",
-        "based",
-        "purpose",
-        "example",
-        "case",
-        "one",
-        "quantity",
-        "number",
-        "amount",
-        "there",
-        "only",
-        "almost",
-    ]
+    """
+    a an the such of to in on at for from by with and or is are was were be been being it its this that these those
+    as you your i we he she they their his her which who what when where how why if can could will would should must
+    may do does did has have not no there only almost used use uses using utilize utilized utilizing employ employed
+    one
+    """.split()  # noqa: SIM905 - a list of words reads best as words
 )
-_LISTED = re.compile(r"\b(and|or|and/or|both|either|between|with|to|of|is|are|also|e\.g|such as|like)\b|,|/")
+_LISTED = re.compile(r"\b(and|or|and/or|both|either|between|also|e\.g|such as|like)\b|,|/")
+_EQUATED = re.compile(r" (is|are|is called|are called|means|namely)( an?| the)? ")
+"""What stands between two words that say the same of each other, whichever comes first."""
 
 
 class Mutation(NamedTuple):
@@ -222,13 +146,16 @@ def _number(text: str, chance: random.Random) -> str | None:
     )
 
 
+_A_PLACE = re.compile(r" (?:(?:an?|the|your|my|his|her|our|this|that|each|one|[A-Z]\w*)\b|`|\"|\w+_\w+|\w+[^s\W]s\b)")
+
+
 def _opposite(text: str, chance: random.Random) -> str | None:
     found = [
         word
         for word in _outside_code(text)
         if word.group().lower() in _SWAPS
         # "To" before a verb is no direction.
-        and (word.group().lower() != "to" or re.match(r" (?:an?|the|your|my|[A-Z])\b", text[word.end() :]))
+        and (word.group().lower() != "to" or _A_PLACE.match(text[word.end() :]))
     ]
     if not found:
         return None
@@ -285,6 +212,7 @@ def _exchanged(text: str, chance: random.Random) -> str | None:
         if one.group().lower()[:4] != other.group().lower()[:4]
         and not re.fullmatch(r"\W*(,|and|or|and/or)?\W*(and|or)?\W*", text[one.end() : other.start()])
         and not _LISTED.search(text[one.end() : other.start()])
+        and not _EQUATED.fullmatch(text[one.end() : other.start()])
     ]
     if not pairs:
         return None
@@ -319,9 +247,8 @@ def _unconditioned(text: str, chance: random.Random) -> str | None:
     found = [
         word
         for word in re.finditer(r" (?:in|from|with|without|for|after|before|during|unless|if|under|against) ", text)
-        if not text[: word.start()].endswith(("allow", "allows"))
-        and len(text) - word.start() > 12
-        and word.start() > 12
+        if len(text) - word.start() > 8
+        and word.start() > 8
         and len(_content(text[word.start() :])) >= 1
     ]
     if not found:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from policies.guards.profile import Profile
+from policies.guards.alignment import Pair
+
+REWORDED: Final = 1
+"""Served by the looser rules for statements about software, told in other words."""
+STRICT: Final = 2
+"""Word for word, but for inflection, single synonyms, framings and moves that grammar accounts for."""
+SAME_TEXT: Final = 3
+"""The same text but for white space and its last full stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +24,8 @@ class Verdict:
     """Name of the guard that refused; "" where none did."""
     reason: str = ""
     """A fixed word or two, fit for a metric's label: never a word of either text."""
-
-
-SAME = Verdict(same=True)
+    strength: int = 0
+    """`REWORDED`, `STRICT` or `SAME_TEXT` where none refused; the higher, the less was left to judgement."""
 
 
 class Guard(Protocol):
@@ -27,6 +33,6 @@ class Guard(Protocol):
 
     name: str
 
-    def refuses(self, stored: Profile, new: Profile) -> str:
+    def refuses(self, pair: Pair) -> str:
         """Why it refuses, in a fixed word or two; "" where it does not. Symmetric, and never raises."""
         ...

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.guards.alignment import align
-from policies.guards.profile import Profile
+from policies.guards.alignment import Pair
 from policies.guards.stemming import stem
 
 # Each word of the left side against each of the right one.
@@ -147,9 +146,10 @@ class ContrastGuard:
 
     name = "contrast"
 
-    def refuses(self, stored: Profile, new: Profile) -> str:
+    def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
-        pairs = align(stored, new)
+        stored, new = pair.stored, pair.new
+        pairs = pair.alignment
         fresh = {new.items[at].key for at in pairs.new_only}
         for at in pairs.stored_only if fresh else ():
             against = CONTRASTS.get(stored.items[at].key)

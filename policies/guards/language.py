@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.guards.profile import Profile
+from policies.guards.alignment import Pair
 
 
 class LanguageGuard:
@@ -10,8 +10,9 @@ class LanguageGuard:
 
     name = "language"
 
-    def refuses(self, stored: Profile, new: Profile) -> str:
+    def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
+        stored, new = pair.stored, pair.new
         return "" if stored.english and new.english else "language"
 
 
@@ -20,8 +21,9 @@ class LengthGuard:
 
     name = "length"
 
-    def refuses(self, stored: Profile, new: Profile) -> str:
+    def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
+        stored, new = pair.stored, pair.new
         if stored.too_long or new.too_long:
             return "long"
         return "" if stored.items and new.items else "empty"

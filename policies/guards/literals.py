@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.guards.profile import Profile
+from policies.guards.alignment import Pair
 
 
 class LiteralGuard:
@@ -10,6 +10,7 @@ class LiteralGuard:
 
     name = "literal"
 
-    def refuses(self, stored: Profile, new: Profile) -> str:
+    def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
+        stored, new = pair.stored, pair.new
         return "" if stored.literals == new.literals else "literal"

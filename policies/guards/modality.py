@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.guards.alignment import align, is_statement
+from policies.guards.alignment import Pair
 from policies.guards.closed_words import NEGATION
 from policies.guards.profile import Item, Profile
 from policies.guards.quantities import QUANTIFIER_MARKS
@@ -21,9 +21,10 @@ class ModalityGuard:
 
     name = "modality"
 
-    def refuses(self, stored: Profile, new: Profile) -> str:
+    def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
-        if is_statement(stored, new):
+        stored, new = pair.stored, pair.new
+        if pair.statement:
             return self._statement(stored, new)
         if stored.question != new.question or stored.opening != new.opening:
             return "question"
@@ -31,7 +32,7 @@ class ModalityGuard:
             return "modal"
         if stored.tense != new.tense:
             return "tense"
-        pairs = align(stored, new)
+        pairs = pair.alignment
         if any(_other_tense(stored.items[place], new.items[at]) for at, place in pairs.order):
             return "tense"
         return ""

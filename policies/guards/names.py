@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from policies.guards.alignment import Pair
 from policies.guards.profile import Profile
 from policies.guards.stemming import stem
 from policies.guards.word_lists import listed
@@ -23,8 +24,9 @@ class NameGuard:
 
     name = "name"
 
-    def refuses(self, stored: Profile, new: Profile) -> str:
+    def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
+        stored, new = pair.stored, pair.new
         if stored.names == new.names:
             return ""
         if not (stored.names <= new.keys and new.names <= stored.keys):

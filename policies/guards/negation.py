@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.guards.alignment import align, is_statement
+from policies.guards.alignment import Pair
 from policies.guards.closed_words import NEGATION
 from policies.guards.profile import Profile
 from policies.guards.word_lists import words
@@ -19,13 +19,14 @@ class NegationGuard:
 
     name = "negation"
 
-    def refuses(self, stored: Profile, new: Profile) -> str:
+    def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
-        relaxed = is_statement(stored, new)
+        stored, new = pair.stored, pair.new
+        relaxed = pair.statement
         before, after = _kinds(stored, relaxed=relaxed), _kinds(new, relaxed=relaxed)
         if before != after:
             return "count"
-        if relaxed and before and not _same_scope(stored, new):
+        if relaxed and before and not _same_scope(pair):
             return "scope"
         return ""
 
@@ -36,12 +37,13 @@ def _kinds(profile: Profile, *, relaxed: bool) -> list[str]:
     return sorted("not" if word in _PLAIN else word for word in profile.negations if word not in _MILD)
 
 
-def _same_scope(stored: Profile, new: Profile) -> bool:
+def _same_scope(pair: Pair) -> bool:
     """What is negated here is negated there, or what stands beside it is."""
+    stored, new = pair.stored, pair.new
     negated = {at for at, item in enumerate(new.items) if not item.hard.isdisjoint(NEGATION - _MILD)}
     if not new.tail.isdisjoint(NEGATION):
         negated.add(len(new.items))
-    to = {place: at for at, place in align(stored, new).order}
+    to = {place: at for at, place in pair.alignment.order}
     for place, item in enumerate(stored.items):
         if not item.hard.isdisjoint(NEGATION - _MILD):
             at = to.get(place)

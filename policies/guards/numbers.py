@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.guards.alignment import is_statement
-from policies.guards.profile import Profile
+from policies.guards.alignment import Pair
 
 _ONE: Final = "n:1"
 
@@ -15,11 +14,12 @@ class NumberGuard:
 
     name = "number"
 
-    def refuses(self, stored: Profile, new: Profile) -> str:
+    def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
+        stored, new = pair.stored, pair.new
         if stored.numbers == new.numbers:
             return ""
-        if is_statement(stored, new):
+        if pair.statement:
             # "One can", "one or more": in statements a lone "one" counts nothing.
             before, after = ([key for key in p.numbers if key != _ONE] for p in (stored, new))
             if before == after:
@@ -32,6 +32,7 @@ class DateGuard:
 
     name = "date"
 
-    def refuses(self, stored: Profile, new: Profile) -> str:
+    def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
+        stored, new = pair.stored, pair.new
         return "" if stored.dates == new.dates else "date"

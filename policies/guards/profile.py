@@ -74,6 +74,8 @@ class Item:
     after_comma: bool = False
     opens: bool = False
     """The first item of a sentence."""
+    aux: bool = False
+    """An auxiliary or a modal stands before it: what came before was a phrase of its own."""
     hard: frozenset[str] = _NO_MARKS
     """Negation, quantifiers, modals, comparatives, question words."""
     links: tuple[str, ...] = ()
@@ -188,6 +190,7 @@ class _Reader:
         self.comma = False
         self.article = False
         self.opens = True
+        self.auxiliary = False
         self.question = raw.rstrip().endswith("?")
 
     def read(self) -> None:
@@ -267,6 +270,7 @@ class _Reader:
         elif word in MODAL:
             self.hard.append(MODAL[word])
             self.aux = ""
+            self.auxiliary = True
         elif not self._marked(token):
             self._content(token)
         return 1
@@ -295,6 +299,7 @@ class _Reader:
             self.negations.append(word)
 
     def _auxiliary(self, word: str, at: int) -> None:
+        self.auxiliary = True
         if word in PAST_AUXILIARY or (word == "used" and self.aux == "past"):
             self.tense.append("past")
         if word == "been":
@@ -388,9 +393,10 @@ class _Reader:
     def _item(self, item: Item) -> None:
         item.hard, item.links = frozenset(self.hard) if self.hard else _NO_MARKS, tuple(self.links)
         item.sentence, item.after_comma, item.article, item.opens = self.sentence, self.comma, self.article, self.opens
+        item.aux = self.auxiliary
         if self.hard:
             self.hard = []
         if self.links:
             self.links = []
-        self.comma = self.article = self.opens = False
+        self.comma = self.article = self.opens = self.auxiliary = False
         self.made.items.append(item)

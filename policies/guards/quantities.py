@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from policies.guards.alignment import is_statement
+from policies.guards.alignment import Pair
 from policies.guards.closed_words import QUANTIFIER
-from policies.guards.profile import Profile
 from policies.guards.word_lists import words
 
 QUANTIFIER_MARKS: Final = frozenset(QUANTIFIER.values())
@@ -23,14 +22,15 @@ class QuantityGuard:
 
     name = "quantity"
 
-    def refuses(self, stored: Profile, new: Profile) -> str:
+    def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
+        stored, new = pair.stored, pair.new
         if stored.hard == new.hard:
             return ""
         before, after = (Counter(mark for mark in p.hard if mark in QUANTIFIER_MARKS) for p in (stored, new))
         if before == after:
             return ""
-        if is_statement(stored, new):
+        if pair.statement:
             lone, fresh = set(before - after), set(after - before)
             if (
                 (lone | fresh) <= _MILD

@@ -1,32 +1,28 @@
-"""Words by which statements about software are told, as data: which of them carry no content of their own."""
+"""Words that a statement about software may do without, as data, and where each may be left out.
+
+Every other word has to be found again in the other text. What is here neither narrows nor changes what the rest says:
+words that repeat what stands beside them ("the `f` function"), that only carry the next word ("a way of sorting"), or
+that point at the reader or at the text itself.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+from policies.guards.profile import Item
 from policies.guards.stemming import stem
-from policies.guards.thesaurus import STATEMENT_TERMS
 
 
-def _stems(text: str) -> frozenset[str]:
+def stems(text: str) -> frozenset[str]:
+    """Keys of the words of `text`."""
     return frozenset("w:" + stem(word)[0] for word in text.split())
 
 
-FRAME: Final = _stems(
-    """
-    ability able access according-to action allow available call capability capable certain class contain
-    data designed employ enable exist facilitate following function functionality furnish given have
-    include information intended kind manner method offer option order particular possible
-    provide relate related serve set specific specified suchlike support task type use utilize
-    various way
-    """
-) | {
+EMPTY: Final = stems("use utilize utilise employ suchlike namely according-to") | {
     "p:you",
     "p:your",
     "p:this",
     "p:these",
-    "p:those",
-    "p:here",
     "p:we",
     "p:it",
     "p:its",
@@ -35,117 +31,42 @@ FRAME: Final = _stems(
     "p:their",
     "n:1",
 }
-"""Words that a statement may do without: what it tells stands in the others."""
+"""Point at what is named anyway, or mark an instrument."""
 
-_GENERAL: Final = _stems(
-    """
-    module library value user process feature argument parameter
-    attribute size special specially effectively properly assign knowledge similar convenient workflow eager own
-    progress progressive achieve practical practically precise precisely assess suitable search distinct combine
-    easily optionally optional
-    account accuracy achieve actual additionally adhere advice aspect assemble back basis become behavior benefit
-    broad caliber case characteristic citation clear click code collective combination come common commonly complex
-    concept conceptual condition consistent consult content context contribute convenient conversion criterion
-    decide degree demonstrate depend derive desired detail detailed devote diverse don due duty ease easier
-    effective effectiveness effort element embody encapsulate encompass entity enumerate environment essence
-    establish etc evident exactly explicit explicitly expose extensive extent fact factor field file focus frequent
-    fundamental further gain general generally generation go goal guidance helpful host idea ideal impact implement
-    implementation importance improvement individual insight instance instruction integral integration intention
-    interest introduction involve issue item kind level likely list logical main mainly major matter mean means
-    measure need notable note objective obligation obvious occur opportunity outcome outline overall overview own
-    part particularly partly perspective phase point potential practice precise presence principle prior procedure
-    project proper quality quantity question randomly reason reference regarding relation relevant remain removal
-    render represent resort resource respect respective result role scope seamless seek sense significant simpler
-    simply situation solution specialised specifically standard state status strategy structure style subject
-    substantial successful successfully suggest sure tailor tap target task tend term theme together topic tutorial
-    typical typically undergo understanding unique usage utility valuable variety version view vital whole wide work
-    works
-    """
-)
-_COMMON: Final = _stems(
-    """
-    accommodate accompany accomplish accomplishment account acquire act activity adapt address adequate adhere
-    adhering adopt advance advantage advise affect agree aim align allocate analysis analyze answer anticipate
-    appear appearance applicable application apply appoint appreciate approach appropriate arise arrange arrangement
-    arrive aspect assemble assess assign assist assistance associate association assume attach attain attempt attend
-    attention attribute author await aware base basic basically basis bear become behave behaviour belong beneficial
-    benefit bring build capability capable carry case category cause characteristic choice choose circumstance cite
-    clarify collaborate collaborative collective combine come comfortable command comment commonly communicate
-    communication compare comparison compatible complement component comprehend comprehensive comprise compute
-    concentrate concern conduct confirm connect connection consequence consequently consider considerable
-    consideration consist consistent consistently constitute construct construction consult consume contact
-    contemplate contribute contribution convenient conveniently convey cooperate coordinate correspond
-    correspondingly cover craft creation currently customary deal decide decision declare dedicate dedicated deem
-    define definition deliver demand demonstrate demonstration denote depend depict derive describe description
-    deserve design designate desirable desire detail detailed determine develop developer development devise devote
-    differ dimension direct direction directly discover discovery discuss discussion display distribute distribution
-    document draw dress easily effect effective effectively efficiency efficient efficiently effort effortless
-    effortlessly elaborate element embody emerge emphasize employ employment enable encompass encounter encourage
-    engage engagement enhance enhancement enjoy ensure entail entire entity environment equip especially essential
-    essentially establish establishment evaluate evaluation eventually evident evidently examination examine
-    exchange execute execution exhibit exist existence expand expect expectation experience experienced experiment
-    expert explain explanation explicit explicitly exploit exploration explore express expression extend extension
-    extent facilitate facility factor familiar familiarity familiarize fashion feasible feature field find fit fix
-    flexibility flexible focus follow form format formulate forth foundation fragment framework fresh fulfil fulfill
-    function fundamental fundamentally furnish furthermore gain gather generate get give go goal good grant grasp
-    great group guidance guide guideline handle handling happen help helpful highlight hint hold host idea
-    identification identify illustrate illustration immediate immediately implement implementation implication imply
-    importance important importantly improve improvement incorporate incorporation indicate indication indicator
-    individual individually inform information informative inherent initiate initiation inquire insert insight
-    inspect inspection instance instantly instruct instruction integral integrate integration intend intent
-    intention interact interaction interest interested interesting interface interpret interpretation introduce
-    introduction investigate investigation involve involvement item job keen keep know knowledge lay lead leading
-    learn learner let level leverage lie like link locate location look maintain maintenance make manage management
-    manipulate manipulation manner master material mean meaning means mechanism meet mention merely message
-    methodology mind modification modify moment monitor motivate name namely natural naturally necessary necessitate
-    necessity need notable notably note notice notify notion obtain obtainment occasion occur offer operate
-    operation opportunity opt option order organise organization organize orient outline overall overview own part
-    participate participation particular particularly pass pattern people perform performance period permission
-    permit person personal perspective pertain pertinent phase pick piece place plan platform play point portion
-    possess possession possibility post potential practical practice practitioner precede prefer preferable
-    preference preparation prepare presence present presentation preserve press primarily primary principle probable
-    procedure proceed process procure produce product production professional proficient programme progress project
-    prominent promote proper properly property proposal propose provide provision purpose pursue put question range
-    reach read readily ready real realise realize realm reason recall receive recognise recognize recommend
-    recommendation refer reference reflect regard register registration relate relation relationship relevance
-    relevant reliable rely remain render replicate report represent representation request require requirement
-    research reserve resort resource respect respective respectively respond response responsibility responsible
-    result retain retrieval retrieve return reveal review role route run satisfy scenario scheme scope see seek seem
-    select selection send sense separately sequence series serve service session set setting setup shape share show
-    side sign significance significant significantly signify situate situation skill slightly smooth smoothly solve
-    sort source space speak special specialize specific specifically specification specify spend stage stand
-    standard state statement status stay step storage store straight straightforward strategy strength stress strive
-    structure structured study style subject submit subsequent succeed successful successfully suffice sufficient
-    suggest suggestion suit suitability suitable summarize summary supply support supportive suppose surround
-    sustain tackle tailor take talk target task technique technology tell tend term theme thing think thorough
-    thoroughly thought thoughtful tool topic track transition treat trial try turn tutorial type typical undergo
-    underlie underlying understand understanding undertake usable usage useful user utilise utility utilization
-    utilize valuable value variation variety various vary version view visit visualize vital way wide wish word work
-    working world worth write writing yield
-    """
-)
-_WEIGHTY: Final = _stems(
-    """
-    document documentation guide code library community
-    input output mode path separately exactly drop pool prompt inherit
-    absent apart arbitrary archive audio automatic bad best block boolean break briefly broken bypass
-    cache circumvent clear close column compile compress constant copy
-    deactivate decode decompress decrease delete deny deploy deprecated destroy difficulty diminish
-    disable discard discontinue disregard distinct diverse download drop dynamic empty encode encrypt
-    end entire equal erase exception exclude export external fail false fast field
-    filter final finish first fixed forbid forget former formerly fresh full global half halt hide highest
-    hinder huge identical ignore illegal image impede import impossible incomplete individual initial inner install
-    integer internal invalid isolated key large last latest least local lose loss lowest manual
-    many massive maximum merge minimize minimum missing native neglect new next number numeric numerical
-    obsolete old omit one opposite outside partial pause permanent picture prevent previous prior private
-    problem prohibit pull push quick random randomize recent reduce refuse reject remote remove rename
-    restrict revert row same separate shorten shrink shuffle single skip slow small sort sound split
-    static stop string subsequent table temporary terminate test testing text textual tiny total train training
-    transient trouble truncate unavailable undo universal unsafe upload validation vast vision visual
-    whole worldwide worse worst wrong
-    """
-)
-"""General, and yet they turn a meaning round or narrow it: never without their like."""
+POINTING: Final = stems("given provided following particular specific certain respective available various")
+"""Say of a noun that it is the one meant; they may go only where something else is told in other words too."""
 
-LIGHT: Final = FRAME | ((_GENERAL | _COMMON | {"w:" + root for root in STATEMENT_TERMS}) - _WEIGHTY)
-"""General words of telling; the content is in the others."""
+KINDS: Final = stems(
+    "function method parameter argument class option command file variable folder library package module "
+    "attribute property value dataset script object format tool flag field"
+)
+"""Beside a literal or a name they tell what kind of thing it is."""
+
+CARRIERS: Final = stems(
+    "way manner means purpose goal aim objective process task act ability capability capacity possibility option "
+    "order functionality feature function method procedure help serve allow enable support provide offer give "
+    "furnish possible available user task type kind set collection"
+)
+"""Before "of", "to" or "for" and a word that tells more."""
+_CARRYING: Final = frozenset({"of", "to", "for"})
+
+
+def may_go(items: list[Item], at: int) -> bool:
+    """Whether the item at `at` says nothing that the others do not say."""
+    item = items[at]
+    if item.key in EMPTY or item.key in POINTING:
+        return True
+    following = items[at + 1] if at + 1 < len(items) else None
+    if item.key in KINDS:
+        before = items[at - 1] if at else None
+        if before is not None and not item.links and _names(before):
+            return True
+        if following is not None and (not following.links or following.links == ("of",)) and _names(following):
+            return True
+    if following is None or item.key not in CARRIERS:
+        return False
+    return (bool(following.links) and following.links[-1] in _CARRYING) or "@can" in following.hard
+
+
+def _names(item: Item) -> bool:
+    return item.key[0] == "l" or item.capital
