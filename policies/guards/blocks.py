@@ -46,15 +46,7 @@ class Comparison:
             return self.whole()
         if self.strict:
             return "order"
-        for _ in range(_MAX_MOVES):
-            blocks = self._joined(blocks)
-            if len(blocks) == 1:
-                return ""
-            moved = self._moved(blocks)
-            if moved is None:
-                return "order"
-            blocks = moved
-        return "" if len(self._joined(blocks)) == 1 else "order"
+        return "" if self._reduces(blocks, _MAX_MOVES) else "order"
 
     def whole(self) -> str:
         """Why texts of the same order differ."""
@@ -102,11 +94,17 @@ class Comparison:
                 joined.append(block)
         return joined
 
-    def _moved(self, blocks: list[Block]) -> list[Block] | None:
-        """The same with two neighbours made one; None where no move accounts for any."""
+    def _reduces(self, blocks: list[Block], left: int) -> bool:
+        """Whether at most `left` moves make one block of them."""
+        blocks = self._joined(blocks)
+        if len(blocks) == 1:
+            return True
+        if not left or len(blocks) > 2 * left + 1:
+            return False
         for at in range(len(blocks) - 1):
             first, second = blocks[at], blocks[at + 1]
             if second.stored + second.size == first.stored and self.moves(second, first):
                 whole = Block(second.stored, first.new, first.size + second.size)
-                return [*blocks[:at], whole, *blocks[at + 2 :]]
-        return None
+                if self._reduces([*blocks[:at], whole, *blocks[at + 2 :]], left - 1):
+                    return True
+        return False

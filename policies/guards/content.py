@@ -8,7 +8,7 @@ from typing import Final
 from policies.guards.alignment import Pair
 from policies.guards.closed_words import AGENT, MODALS
 from policies.guards.profile import Profile
-from policies.guards.statement_words import POINTING, may_go
+from policies.guards.statement_words import ANYBODY, NAMED_BEFORE, POINTING, may_go
 
 _MIN_HELD: Final = 2
 
@@ -25,12 +25,27 @@ class ContentGuard:
             return ""
         if not pair.statement:
             return "word"
-        for items, places in ((pair.stored.items, lone), (pair.new.items, fresh)):
-            if not all(may_go(items, at) for at in places):
-                return "word"
+        told = [
+            {may_go(items, at) for at in places}
+            for items, places in ((pair.stored.items, lone), (pair.new.items, fresh))
+        ]
+        if "" in told[0] | told[1]:
+            return "word"
+        if "full" in told[0] & told[1] or _other_persons(pair):
+            return "words"
         if len(pair.alignment.order) < _MIN_HELD:
             return "nothing to go by"
         return "" if _told_anew(pair) else "edit"
+
+
+def _other_persons(pair: Pair) -> bool:
+    """One text points at the reader, or at anybody, where the other points at what was named."""
+    lone = {pair.stored.items[at].key for at in pair.alignment.stored_only}
+    fresh = {pair.new.items[at].key for at in pair.alignment.new_only}
+    return any(
+        not one.isdisjoint(ANYBODY) and not other.isdisjoint(NAMED_BEFORE)
+        for one, other in ((lone, fresh), (fresh, lone))
+    )
 
 
 def _told_anew(pair: Pair) -> bool:

@@ -11,9 +11,9 @@ from policies.guards.quantities import QUANTIFIER_MARKS
 from policies.guards.stemming import BASE, ED
 from policies.guards.word_lists import words
 
-_POSSIBLE: Final = frozenset({"can", "@can", "may"})
 _SOFT: Final = words("@can can may @must must should @should will @how how what which @usedto @purpose")
-_NECESSARY: Final = frozenset({"must", "@must", "should", "@should"})
+_NECESSARY: Final = frozenset({"must", "@must"})
+_ADVISED: Final = frozenset({"should", "@should"})
 
 
 class ModalityGuard:
@@ -44,17 +44,20 @@ class ModalityGuard:
     @staticmethod
     def _statement(stored: Profile, new: Profile) -> str:
         before, after = set(stored.hard), set(new.hard)
-        if bool(before & _NECESSARY) != bool(after & _NECESSARY):
-            return "modal"
-        lone, fresh = before - after, after - before
-        for one, other in ((lone, fresh), (fresh, lone)):
-            if one & _POSSIBLE and other & _NECESSARY:
+        for group in (_NECESSARY, _ADVISED):
+            if before.isdisjoint(group) != after.isdisjoint(group):
                 return "modal"
+        lone, fresh = before - after, after - before
         if (lone ^ fresh) - _SOFT - QUANTIFIER_MARKS - NEGATION:
             return "question"
-        if stored.tense.count("past") != new.tense.count("past") or stored.answer != new.answer != "" != stored.answer:
+        if stored.tense.count("past") != new.tense.count("past"):
             return "tense"
-        return ""
+        return "" if _answer(stored) == _answer(new) else "answer"
+
+
+def _answer(profile: Profile) -> bool:
+    """Whether it denies: a "no" needs no other negation, a "yes" takes none back."""
+    return (profile.answer == "no" and not profile.negations) or (profile.answer == "yes" and bool(profile.negations))
 
 
 def _other_tense(before: Item, after: Item) -> bool:

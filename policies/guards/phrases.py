@@ -92,7 +92,7 @@ such as → suchlike
 like: → suchlike
 for (example|instance) → suchlike
 e.g → suchlike
-(including|includes|include) → include
+including → suchlike
 as well as → and
 in addition to → besides
 apart from → besides
@@ -162,6 +162,35 @@ u.s.a. → usa
 the uk → uk
 the united kingdom → uk
 united kingdom → uk
+make sure → ensure
+makes sure → ensure
+making sure → ensure
+(take|takes|taking) advantage of → use
+get started → start
+getting started → start
+(work|works|working) together → collaborate
+(become|becoming|get|getting) familiar with → know
+(familiarize|familiarise) yourself with → know
+get to know → know
+(take|takes|taking) into account → consider
+(check|checking) out → see
+refer to → see
+refers to → see
+(take|takes) place → happen
+(consists|consist) of → comprise
+(is|are) (comprised|composed) of → comprise
+(is|are) made up of → comprise
+(is|are) (compatible|interoperable) with → support
+comes with → include
+(is|are) equipped with → include
+(is|are) (related|devoted|dedicated) to → is about
+(related|relating|pertaining|devoted|dedicated) to → about
+(provides|provide|offers|offer|gives|give|furnishes|furnish|providing|offering) (information|guidance|instructions|details|instruction) (on|about|regarding|for) → explain
+(is|are) responsible for → to
+in the form of → as
+on the fly → dynamically
+in real time → dynamically
+(sign|signing) up → register
 won't → will not
 shan't → shall not
 ain't → is not

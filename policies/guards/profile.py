@@ -182,6 +182,7 @@ class _Reader:
         self.made = made
         self.tokens = tokens
         self.hard: list[str] = []
+        self.marks: list[str] = []
         self.links: list[str] = []
         self.aux = ""
         self.tense: list[str] = []
@@ -209,7 +210,7 @@ class _Reader:
         made.literals = tuple(sorted(item.key for item in items if item.key[0] == "l"))
         made.dates = tuple(sorted(item.key for item in items if item.key[0] == "d" or item.key[2:] in _DATE_WORDS))
         made.names = frozenset(item.key for item in items if item.capital)
-        marks = [mark for item in items for mark in item.hard] + self.hard
+        marks = self.marks + self.hard
         made.negations, made.tense = tuple(sorted(self.negations)), tuple(sorted(self.tense))
         made.hard = tuple(sorted(mark for mark in marks if mark not in NEGATION))
         links = [link for item in items for link in item.links] + self.links
@@ -395,6 +396,7 @@ class _Reader:
         item.sentence, item.after_comma, item.article, item.opens = self.sentence, self.comma, self.article, self.opens
         item.aux = self.auxiliary
         if self.hard:
+            self.marks += self.hard
             self.hard = []
         if self.links:
             self.links = []

@@ -10,11 +10,10 @@ from policies.guards.closed_words import QUANTIFIER
 from policies.guards.word_lists import words
 
 QUANTIFIER_MARKS: Final = frozenset(QUANTIFIER.values())
-_MILD: Final = words("either usually several some many such other also each both too still already very yet again")
-_GROUPS: Final = (
-    frozenset({"all", "each", "most", "many", "several", "both"}),
-    frozenset({"few", "some", "either"}),
-)
+_MILD: Final = words("either both such also")
+"""What a statement may add or leave out."""
+_GROUPS: Final = (frozenset({"many", "several"}), frozenset({"all", "each"}))
+"""What stands for each other there."""
 
 
 class QuantityGuard:
@@ -31,11 +30,7 @@ class QuantityGuard:
         if before == after:
             return ""
         if pair.statement:
-            lone, fresh = set(before - after), set(after - before)
-            if (
-                (lone | fresh) <= _MILD
-                and not (lone & _GROUPS[0] and fresh & _GROUPS[1])
-                and not (lone & _GROUPS[1] and fresh & _GROUPS[0])
-            ):
+            lone, fresh = set(before - after) - _MILD, set(after - before) - _MILD
+            if lone == fresh or any(lone | fresh == group and lone and fresh for group in _GROUPS):
                 return ""
         return "quantity"

@@ -12,7 +12,7 @@ from policies.guards.alignment import Alignment, Pair
 from policies.guards.blocks import Block, Comparison
 from policies.guards.closed_words import NEGATION, SOFT_MARKS
 from policies.guards.profile import Item
-from policies.guards.statement_words import CARRIERS, KINDS, may_go, stems
+from policies.guards.statement_words import CARRIERS, HOLDERS, KINDS, stems
 from policies.guards.stemming import ED, ING
 from policies.guards.word_lists import listed, words
 
@@ -24,12 +24,14 @@ _PLACE: Final = words("in on at within")
 _ALIKE: Final = frozenset(
     frozenset(pair.split("/"))
     for pair in listed(
-        "of/in of/for of/on of/ in/on into/to into/in on/to to/for with/by with/@by by/@by through/by through/@by "
+        "with/of with/in of/in of/for of/on of/ in/on into/to into/in on/to to/for with/by with/@by by/@by through/by through/@by "
         "through/with about/on about/of and/ @by/ to/ from/of when/if for/in for/on when/during by/from from/in and/then "
-        "as/ for/when for/ in/"
+        "as/ for/when to/in over/through like/ about/for with/"
     )
 )
 """Prepositions and conjunctions that may stand for each other; nothing after the slash: that may be left out."""
+_TO: Final = frozenset({"to"})
+_VERBAL: Final = words("to of for in")
 _HOLDS: Final = stems(
     "contain include have list mention describe specify state provide offer show exist available present find locate "
     "store define explain give require support"
@@ -65,14 +67,24 @@ class Retold(Comparison):
             return True
         if not self.reworded:
             return False
-        return _alike(before.links, after.links)
+        lone, fresh = set(before.links) - set(after.links), set(after.links) - set(before.links)
+        if len(lone) > 1 or len(fresh) > 1:
+            return False
+        changed = lone | fresh
+        if changed == _TO:
+            # "Is used to sort", "sorts": a verb has no article.
+            return not before.article and not after.article
+        if before.ending == ING or after.ending == ING:
+            # "To sort", "of sorting"; "by running it", "you can run it".
+            return changed <= _VERBAL or (changed == {"by"} and (before.after_comma or after.after_comma))
+        return not changed or frozenset(changed if len(changed) == 2 else {*changed, ""}) in _ALIKE
 
     def _voices_fit(self) -> bool:
         """Every verb that changes its voice stands on the other side of its subject."""
         at_new = {place: at for at, place in enumerate(self.to)}
         for at, place in enumerate(self.to):
             before, after = self.stored[place], self.new[at]
-            if _passive(before) == _passive(after):
+            if not _turned(before, after):
                 continue
             if _passive(after):
                 patient = self._subject(self.new, at)
@@ -132,11 +144,11 @@ class Retold(Comparison):
         first, second, moved = one[a1], one[b1], other[a2]
         if first.links or not first.opens or not moved.links:
             return False
-        turned = [n for n in range(b.size) if _passive(one[b1 + n]) != _passive(other[b2 + n])]
+        turned = [n for n in range(b.size) if _turned(one[b1 + n], other[b2 + n])]
         if moved.links[-1] in _INSTRUMENT:
             return bool(turned) or second.aux or second.links[-1:] == ("to",) or bool(second.hard)
         return moved.links[-1] in _PLACE and any(
-            one[b1 + n].key in _HOLDS or other[b2 + n].key in _HOLDS for n in turned
+            one[b1 + n].key in _HOLDS or other[b2 + n].key in _HOLDS or "@can" in one[b1 + n].hard for n in turned
         )
 
     @staticmethod
@@ -145,7 +157,7 @@ class Retold(Comparison):
         first, second, moved, ahead = one[a1], one[b1], other[a2], other[b2]
         if a.size == 1 and _passive(moved) and not _passive(first):
             return not second.links or second.links[-1] == "and"
-        if a.size == 1 and b.size == 1 and first.ending == ED == moved.ending and not second.links:
+        if a.size == 1 and b.size == 1 and first.form == "ed" == moved.form and not second.links:
             return not moved.links and ahead.links == first.links
         # Two verbs that share the object: "download and read X".
         return (
@@ -156,11 +168,16 @@ class Retold(Comparison):
     @staticmethod
     def _compound(first: Item, second: Item, moved: Item, ahead: Item, a: Block, b: Block, *, ends: bool) -> bool:
         """"Library documentation" and "documentation of the library"; "the library's public documentation" too."""
-        if not moved.links or moved.links[-1] not in {"of", "for"} or second.links or not ends:
+        if not moved.links or not ends:
+            return False
+        if second.links == ("with",):
+            # "The function has two parameters", "the parameters of the function".
+            return moved.links == ("of",) and first.opens and not first.links
+        if second.links or moved.links[-1] not in {"of", "for", "in"}:
             return False
         if first.possessive:
             return True
-        return a.size <= 2 and b.size == 1 and ahead.links == first.links
+        return moved.links[-1] != "in" and a.size <= 2 and b.size == 1 and ahead.links == first.links
 
     @staticmethod
     def _kind(first: Item, second: Item, moved: Item, ahead: Item, a: Block, b: Block) -> bool:
@@ -183,6 +200,13 @@ class Retold(Comparison):
         if a.size == 1 and one[b1 - 1].key.endswith("li") and not one[b1 - 1].links:
             return all(not _CHAIN.intersection(one[b1 + n].links) for n in range(b.size))
         return False
+
+
+def _turned(before: Item, after: Item) -> bool:
+    """Active in one text, passive in the other. "Files renamed" is neither."""
+    if _passive(before) == _passive(after):
+        return False
+    return (after if _passive(before) else before).ending != ED
 
 
 def _passive(item: Item) -> bool:
@@ -229,6 +253,8 @@ def _without(items: list[Item], dropped: list[int]) -> list[Item]:
             elif not carried:
                 links += item.links
             carried = item.key in CARRIERS
+            if item.key in HOLDERS and not links:
+                links = ("with",)
             opens, aux, comma, article = opens or item.opens, aux or item.aux, comma or item.after_comma, article or item.article
             hard |= item.hard
             continue
@@ -255,4 +281,3 @@ def _is_reworded(pair: Pair, pairs: Alignment) -> bool:
     )
 
 
-_ = (ING, may_go)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from policies.guards.profile import Item
-from policies.guards.stemming import stem
+from policies.guards.stemming import ED, stem
 
 
 def stems(text: str) -> frozenset[str]:
@@ -18,19 +18,9 @@ def stems(text: str) -> frozenset[str]:
     return frozenset("w:" + stem(word)[0] for word in text.split())
 
 
-EMPTY: Final = stems("use utilize utilise employ suchlike namely according-to") | {
-    "p:you",
-    "p:your",
-    "p:this",
-    "p:these",
-    "p:we",
-    "p:it",
-    "p:its",
-    "p:they",
-    "p:them",
-    "p:their",
-    "n:1",
-}
+ANYBODY: Final = frozenset({"p:you", "p:your", "p:we", "p:our", "n:1"})
+NAMED_BEFORE: Final = frozenset({"p:this", "p:these", "p:it", "p:its", "p:they", "p:them", "p:their"})
+EMPTY: Final = stems("use utilize utilise employ suchlike namely according-to") | ANYBODY | NAMED_BEFORE
 """Point at what is named anyway, or mark an instrument."""
 
 POINTING: Final = stems("given provided following particular specific certain respective available various")
@@ -48,24 +38,50 @@ CARRIERS: Final = stems(
     "furnish possible available user task type kind set collection"
 )
 """Before "of", "to" or "for" and a word that tells more."""
+_CALLED: Final = "w:call"
 _CARRYING: Final = frozenset({"of", "to", "for"})
 
 
-def may_go(items: list[Item], at: int) -> bool:
-    """Whether the item at `at` says nothing that the others do not say."""
+HOLDERS: Final = stems("have contain include")
+"""Between two nouns they say no more than "with" or "of"."""
+GENERAL: Final = stems(
+    "allow enable permit help make take get obtain gain set perform carry conduct achieve accomplish apply involve want "
+    "wish intend design relate regard concern refer correspond associate follow adhere indicate specify determine "
+    "outline procedure action operation information detail context situation aspect part step fact tool platform "
+    "resource facility utility people individual developer different associated corresponding related relevant "
+    "appropriate suitable possible convenient useful helpful easily simply effectively efficiently properly specifically "
+    "particularly together process data user feature"
+)
+"""One of them more does not change what is told, as long as the other text puts nothing in its place."""
+PLACED: Final = stems("contain include store locate find list provide give specify mention available present place exist")
+"""After a noun and before a preposition: "the file (stored) in the folder"."""
+
+
+def may_go(items: list[Item], at: int) -> str:
+    """Why the item at `at` says nothing that the others do not say: "empty", or "full" where that holds only as long as
+    the other text says nothing of its own there; "" where it may not go.
+    """
     item = items[at]
     if item.key in EMPTY or item.key in POINTING:
-        return True
+        return "empty"
     following = items[at + 1] if at + 1 < len(items) else None
     if item.key in KINDS:
         before = items[at - 1] if at else None
         if before is not None and not item.links and _names(before):
-            return True
-        if following is not None and (not following.links or following.links == ("of",)) and _names(following):
-            return True
-    if following is None or item.key not in CARRIERS:
-        return False
-    return (bool(following.links) and following.links[-1] in _CARRYING) or "@can" in following.hard
+            return "empty"
+        if following is not None and not following.links and not following.after_comma and _names(following):
+            return "empty"
+    if following is None or following.sentence != item.sentence:
+        return ""
+    if item.key == _CALLED and _names(following):
+        return "empty"
+    if item.key in GENERAL and not item.links and not item.hard:
+        return "full"
+    if item.key in CARRIERS and ((following.links and following.links[-1] in _CARRYING) or "@can" in following.hard):
+        return "full"
+    if item.key in PLACED and item.ending == ED and item.form != "passive" and following.links:
+        return "full"
+    return "full" if item.key in HOLDERS and not following.links and at and not item.article else ""
 
 
 def _names(item: Item) -> bool:

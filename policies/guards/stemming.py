@@ -163,23 +163,33 @@ def _plural(word: str) -> str:
     return _tidy(word)
 
 
-_DERIVED: Final = (
-    "izations", "isations", "ization", "isation", "abilities", "ability", "ibility", "ations", "ation", "ition",
-    "ments", "ment",
-    "ities", "ity", "ness", "ances", "ance", "ence", "ively", "ingly", "ally", "ely", "ly", "ive", "able", "ible",
-    "ize", "ise",
-    "ers", "er", "or", "ion", "ical", "ic", "ate", "ure", "al", "ing", "at", "i", "s",
-)  # fmt: skip
+_NOUN_ENDINGS: Final = ("ization", "isation", "ation", "ition", "ement", "ment", "ion")
+# They only look derived, or have gone their own way.
+_UNDERIVED: Final = words(
+    "department apartment statement station position section mention function question fraction action addition condition "
+    "notion portion mission passion version session nation ration document comment element moment segment experiment "
+    "environment argument instrument supplement investment equipment region religion opinion union million billion "
+    "direction division vision decision commission permission fashion mansion pension tension attention intention"
+)
 
 
 @lru_cache(maxsize=20_000)
 def root(base: str) -> str:
-    """The root that "transform" and "transformation" share. Coarse: only where other words carry the meaning."""
-    for suffix in _DERIVED:
+    """The root that "transform" and "transformation", "local" and "locally" share: a verb and the noun of doing it, an
+    adjective and its adverb. Never a doer ("server"), a quality ("objective") or another noun ("directory").
+    """
+    if base in _UNDERIVED:
+        return base
+    if base.endswith("li") and len(base) > 5:
+        return base[:-2]
+    for suffix in _NOUN_ENDINGS:
         if base.endswith(suffix) and len(base) - len(suffix) >= 4:
-            base = base[: -len(suffix)]
-            break
-    for suffix in ("at", "iv", "i", "e"):
-        if base.endswith(suffix) and len(base) - len(suffix) >= 4:
+            return _verb_root(base[: -len(suffix)])
+    return _verb_root(base)
+
+
+def _verb_root(base: str) -> str:
+    for suffix in ("iz", "is", "at", "e"):
+        if base.endswith(suffix) and len(base) - len(suffix) >= 5:
             return base[: -len(suffix)]
     return base

@@ -557,7 +557,6 @@ decompress unpack
 unzip extract
 load import
 load retrieve
-load upload
 load read
 push upload
 upload submit
@@ -1698,12 +1697,9 @@ describe state
 host repository
 perform capability
 contain contents
-resample alter
-resample convert
 decompress extract
 extraction unpack
 extraction retrieval
-small limited
 large voluminous
 own personal
 wide broad
@@ -1713,7 +1709,6 @@ input feed
 output example
 output result
 time moment
-upload share
 single one
 row entry
 exact precise
@@ -1729,7 +1724,6 @@ discovery finding
 visualization display
 originate come
 unchanged unaltered
-restructure flatten
 progressively gradually
 gradually slowly
 prompt request
@@ -1737,7 +1731,6 @@ credential information
 preserve retain
 additional more
 additional further
-optionally possibly
 relative comparative
 relatively comparatively
 source file
@@ -1745,6 +1738,231 @@ origin file
 valid acceptable
 acceptable allowed
 permitted allowed
+information guidance insight detail
+guidance instruction advice direction
+explain describe outline discuss detail clarify
+present introduce show demonstrate illustrate
+cover discuss address treat
+cover include
+follow adhere observe
+manage handle process
+click tap press
+see view consult refer
+find locate discover
+get acquire obtain retrieve fetch
+alternative option choice
+mention specify indicate state note list
+set configure establish
+set define
+set assign
+correspond match
+support accommodate handle
+divide split organize
+tool platform utility software
+platform environment
+teach instruct train
+ecosystem environment
+easy convenient simple straightforward
+easier simpler
+identifier marker id
+apply perform execute run
+apply use
+case situation scenario circumstance
+control manage govern regulate
+control determine
+share distribute publish
+standard norm convention
+large huge big vast
+explore examine investigate analyze study
+inspect examine view
+go proceed progress continue
+replace substitute
+render make
+location path
+destination target
+integrate combine connect incorporate
+integration connection combination
+wide broad extensive
+wider broader
+prevent avoid
+enable allow let permit facilitate
+help enable assist facilitate
+allocate assign
+know understand
+ensure guarantee
+task job
+download acquire
+accelerate speed expedite
+faster quicker
+fast quick rapid efficient
+eager keen
+access open reach view
+modify alter adjust edit change
+adapt adjust tailor customize
+unique distinct distinctive
+indicate show denote signify
+represent signify denote stand
+require need necessitate
+required needed necessary essential mandatory
+important essential crucial
+topic subject theme
+basis foundation base
+design structure layout architecture
+build construct create make generate produce form assemble craft develop
+define establish
+launch start initiate run
+contain hold include comprise
+include incorporate feature
+consist comprise
+quality caliber
+performance efficiency
+efficiency efficacy
+method approach technique way
+process procedure
+processing manipulation handling
+manipulate process handle
+management administration
+execute run perform
+condition criterion
+evaluate assess appraise
+evaluation assessment
+compare contrast
+collect gather assemble group
+bundle package wrap
+wrap encapsulate
+wrapper container interface
+obtain gain receive
+receive accept take
+accept take
+fetch retrieve load
+read parse
+yield return produce output give
+pass provide supply give
+pass send transfer
+transfer move convey
+write save store
+save store keep preserve
+conserve save
+remove delete eliminate drop erase
+ignore disregard skip bypass
+omit exclude skip
+unnecessary redundant
+currently presently now
+previously before earlier already
+subsequently afterwards later
+simultaneously concurrently
+frequently often
+commonly frequently often usually
+automatic automated
+separate individual
+own individual
+complete entire whole full
+original initial
+current present existing
+potential possible
+compatible suitable
+suitable appropriate proper
+relevant pertinent applicable
+fundamental basic essential
+main primary principal major
+key main
+specified indicated designated given provided
+specified designated
+particular specific
+various different diverse several
+additional extra further more
+numerous many several
+several multiple various
+numeric numerical
+programming coding
+developer programmer
+user individual person people
+community collective
+member participant
+team group
+project undertaking
+question query inquiry
+request query
+search look
+message notification
+error mistake
+fault error
+record entry
+list enumerate
+string text
+label tag
+name title
+mark tag
+mapping map
+link connect associate
+link relate associate
+relation relationship connection
+version edition release
+feature characteristic
+advantage benefit
+limitation restriction constraint
+bias prejudice
+purpose goal aim objective intention function
+role function
+step stage phase
+begin start commence
+beginning start
+end finish conclude
+finish complete
+stop cease halt
+wait delay
+exceed surpass
+quantity number amount
+size dimension length
+capacity size
+area region
+portion part section segment piece
+element item component
+component part
+unit component
+chunk piece portion
+batch group
+folder directory
+file document
+page document
+documentation doc guide manual
+guide manual tutorial handbook
+tutorial lesson instruction
+example sample instance illustration
+example illustration demonstration
+visual image
+visualize display
+visualization display
+image picture
+audio sound
+video film
+speech voice
+code script program
+program application software
+application app
+library package
+package module
+system framework
+framework structure
+interface frontend
+backend engine
+hub platform
+repository repo depository
+storage repository
+website site
+web online
+account profile
+credential login
+setting option configuration parameter
+variable parameter
+attribute property characteristic field
+variant version
+argument parameter
+argument value
+type kind sort class
+type format
+kind variety
+category class
 """
 
 
