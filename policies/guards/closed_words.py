@@ -163,7 +163,7 @@ then: then afterwards afterward
 """)
 AGENT: Final = frozenset({"by", "@by"})
 MODALS: Final = words("@can can @must must @how how will may should @should @purpose")
-SOFT_MARKS: Final = MODALS | words("either usually several some many such other @usedto what which also each both")
+SOFT_MARKS: Final = (MODALS - {"@how", "how"}) | words("either such also both @usedto what which")
 """Modals and the like that come and go where a statement is put in other words; other guards weigh them as a whole."""
 SOFT_CONJUNCTION: Final = words("and but so then")
 

@@ -26,12 +26,14 @@ class ContentGuard:
         if not pair.statement:
             return "word"
         told = [
-            {may_go(items, at) for at in places}
-            for items, places in ((pair.stored.items, lone), (pair.new.items, fresh))
+            {may_go(one.items, at, other.keys) for at in places}
+            for one, other, places in ((pair.stored, pair.new, lone), (pair.new, pair.stored, fresh))
         ]
         if "" in told[0] | told[1]:
             return "word"
         if "full" in told[0] & told[1] or _other_persons(pair):
+            return "words"
+        if max(len(lone), len(fresh)) > len(pair.alignment.order) // 2:
             return "words"
         if len(pair.alignment.order) < _MIN_HELD:
             return "nothing to go by"

@@ -6,9 +6,6 @@ from typing import Final
 
 from policies.guards.alignment import Pair
 
-_ONE: Final = "n:1"
-
-
 class NumberGuard:
     """Refuses another number, another unit, one more or one less. Nothing is converted: 1 km is not 1000 m here."""
 
@@ -19,11 +16,6 @@ class NumberGuard:
         stored, new = pair.stored, pair.new
         if stored.numbers == new.numbers:
             return ""
-        if pair.statement:
-            # "One can", "one or more": in statements a lone "one" counts nothing.
-            before, after = ([key for key in p.numbers if key != _ONE] for p in (stored, new))
-            if before == after:
-                return ""
         return "number"
 
 

@@ -190,6 +190,15 @@ comes with → include
 in the form of → as
 on the fly → dynamically
 in real time → dynamically
+speed up → accelerate
+speeds up → accelerate
+speeding up → accelerate
+clean up → clean
+clear out → clean
+give back → return
+gives back → return
+work out → compute
+works out → compute
 (sign|signing) up → register
 won't → will not
 shan't → shall not

@@ -312,7 +312,7 @@ class _Reader:
                 or following.kind != WORD
                 or not (stem(following.text)[1] == ED or following.text in {"been", "not", "ever", "never", "already"})
             ):
-                if self.aux != "do" and not (following and following.text in PRONOUN):
+                if not (self.made.question and following and following.text in PRONOUN):
                     self._item(Item("w:have", _NOTHING, STATEMENT.get("have", _NOTHING)))
                 return
             self.aux = "have"

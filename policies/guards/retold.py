@@ -26,12 +26,14 @@ _ALIKE: Final = frozenset(
     for pair in listed(
         "with/of with/in of/in of/for of/on of/ in/on into/to into/in on/to to/for with/by with/@by by/@by through/by through/@by "
         "through/with about/on about/of and/ @by/ to/ from/of when/if for/in for/on when/during by/from from/in and/then "
-        "as/ for/when to/in over/through like/ about/for with/"
+        "as/ for/when to/in over/through like/ then/ about/for with/"
     )
 )
 """Prepositions and conjunctions that may stand for each other; nothing after the slash: that may be left out."""
+_PURPOSE: Final = ("to",)
 _TO: Final = frozenset({"to"})
 _VERBAL: Final = words("to of for in")
+_MEANS: Final = words("by @by and")
 _HOLDS: Final = stems(
     "contain include have list mention describe specify state provide offer show exist available present find locate "
     "store define explain give require support"
@@ -76,7 +78,7 @@ class Retold(Comparison):
             return not before.article and not after.article
         if before.ending == ING or after.ending == ING:
             # "To sort", "of sorting"; "by running it", "you can run it".
-            return changed <= _VERBAL or (changed == {"by"} and (before.after_comma or after.after_comma))
+            return changed <= _VERBAL or (len(changed) == 2 and changed <= _MEANS) or (changed == {"by"} and (before.after_comma or after.after_comma))
         return not changed or frozenset(changed if len(changed) == 2 else {*changed, ""}) in _ALIKE
 
     def _voices_fit(self) -> bool:
@@ -120,10 +122,11 @@ class Retold(Comparison):
         ends = _ends(other, a2 + a.size)
         return (
             (ends and self._fronted(first, moved, second, a))
+            or (a.size == 1 and a2 + 1 == len(other) and _equated(first, moved, second, ahead))
             or (ends and self._instrument(one, other, a, b, a1, b1, a2, b2))
             or self._verb(one, other, a, b, a1, b1, a2, b2)
             or self._compound(first, second, moved, ahead, a, b, ends=ends)
-            or self._kind(first, second, moved, ahead, a, b)
+            or self._kind(one, a, b, a1, b1, moved)
             or self._adverb(one, other, a, b, b1, b2)
             or (a.size <= 2 and b.size <= 2 and _conjuncts(first, moved, second, ahead))
         )
@@ -155,7 +158,7 @@ class Retold(Comparison):
     def _verb(one: list[Item], other: list[Item], a: Block, b: Block, a1: int, b1: int, a2: int, b2: int) -> bool:
         """Active before its object, passive behind it; or "the provided link" and "the link provided"."""
         first, second, moved, ahead = one[a1], one[b1], other[a2], other[b2]
-        if a.size == 1 and _passive(moved) and not _passive(first):
+        if a.size == 1 and _passive(moved) and not _passive(first) and first.ending != ED:
             return not second.links or second.links[-1] == "and"
         if a.size == 1 and b.size == 1 and first.form == "ed" == moved.form and not second.links:
             return not moved.links and ahead.links == first.links
@@ -173,6 +176,9 @@ class Retold(Comparison):
         if second.links == ("with",):
             # "The function has two parameters", "the parameters of the function".
             return moved.links == ("of",) and first.opens and not first.links
+        if second.links == ("as",):
+            # "Its default is 3", "it has 3 as its default".
+            return moved.links == ("of",) and first.opens and not first.links and ahead.opens and not ahead.links
         if second.links or moved.links[-1] not in {"of", "for", "in"}:
             return False
         if first.possessive:
@@ -180,13 +186,14 @@ class Retold(Comparison):
         return moved.links[-1] != "in" and a.size <= 2 and b.size == 1 and ahead.links == first.links
 
     @staticmethod
-    def _kind(first: Item, second: Item, moved: Item, ahead: Item, a: Block, b: Block) -> bool:
+    def _kind(one: list[Item], a: Block, b: Block, a1: int, b1: int, moved: Item) -> bool:
         """"The function f" and "the f function"."""
-        kinds = {first.key[0] == "l" or first.capital, second.key[0] == "l" or second.capital}
-        return (
-            a.size == b.size == 1 and kinds == {True, False} and (first.key in KINDS or second.key in KINDS)
-            and not second.links and moved.links in {(), ("of",)}
-        )  # fmt: skip
+        if one[b1].links or moved.links:
+            return False
+        for name, name_at, kind, kind_at in ((a, a1, b, b1), (b, b1, a, a1)):
+            if name.size == 1 and kind.size <= 2 and one[kind_at + kind.size - 1].key in KINDS:
+                return one[name_at].key[0] == "l" or one[name_at].capital
+        return False
 
     @staticmethod
     def _adverb(one: list[Item], other: list[Item], a: Block, b: Block, b1: int, b2: int) -> bool:
@@ -200,6 +207,14 @@ class Retold(Comparison):
         if a.size == 1 and one[b1 - 1].key.endswith("li") and not one[b1 - 1].links:
             return all(not _CHAIN.intersection(one[b1 + n].links) for n in range(b.size))
         return False
+
+
+def _equated(first: Item, moved: Item, second: Item, ahead: Item) -> bool:
+    """"f is used to sort", "the function to sort is f"."""
+    return (
+        first.key[0] == "l" and first.opens and moved.aux and not moved.links
+        and second.links == ahead.links == _PURPOSE and ahead.opens
+    )  # fmt: skip
 
 
 def _turned(before: Item, after: Item) -> bool:

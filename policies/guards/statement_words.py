@@ -18,8 +18,8 @@ def stems(text: str) -> frozenset[str]:
     return frozenset("w:" + stem(word)[0] for word in text.split())
 
 
-ANYBODY: Final = frozenset({"p:you", "p:your", "p:we", "p:our", "n:1"})
-NAMED_BEFORE: Final = frozenset({"p:this", "p:these", "p:it", "p:its", "p:they", "p:them", "p:their"})
+ANYBODY: Final = frozenset({"p:you", "p:your", "p:we", "p:our"})
+NAMED_BEFORE: Final = frozenset({"p:this", "p:these", "p:its", "p:their"})
 EMPTY: Final = stems("use utilize utilise employ suchlike namely according-to") | ANYBODY | NAMED_BEFORE
 """Point at what is named anyway, or mark an instrument."""
 
@@ -28,14 +28,14 @@ POINTING: Final = stems("given provided following particular specific certain re
 
 KINDS: Final = stems(
     "function method parameter argument class option command file variable folder library package module "
-    "attribute property value dataset script object format tool flag field"
+    "attribute property value dataset script object format tool flag field page"
 )
 """Beside a literal or a name they tell what kind of thing it is."""
 
 CARRIERS: Final = stems(
     "way manner means purpose goal aim objective process task act ability capability capacity possibility option "
     "order functionality feature function method procedure help serve allow enable support provide offer give "
-    "furnish possible available user task type kind set collection"
+    "furnish user task type kind set collection"
 )
 """Before "of", "to" or "for" and a word that tells more."""
 _CALLED: Final = "w:call"
@@ -49,7 +49,7 @@ GENERAL: Final = stems(
     "wish intend design relate regard concern refer correspond associate follow adhere indicate specify determine "
     "outline procedure action operation information detail context situation aspect part step fact tool platform "
     "resource facility utility people individual developer different associated corresponding related relevant "
-    "appropriate suitable possible convenient useful helpful easily simply effectively efficiently properly specifically "
+    "appropriate suitable convenient useful helpful easily simply effectively efficiently properly specifically "
     "particularly together process data user feature"
 )
 """One of them more does not change what is told, as long as the other text puts nothing in its place."""
@@ -57,7 +57,7 @@ PLACED: Final = stems("contain include store locate find list provide give speci
 """After a noun and before a preposition: "the file (stored) in the folder"."""
 
 
-def may_go(items: list[Item], at: int) -> str:
+def may_go(items: list[Item], at: int, others: frozenset[str]) -> str:
     """Why the item at `at` says nothing that the others do not say: "empty", or "full" where that holds only as long as
     the other text says nothing of its own there; "" where it may not go.
     """
@@ -75,7 +75,10 @@ def may_go(items: list[Item], at: int) -> str:
         return ""
     if item.key == _CALLED and _names(following):
         return "empty"
-    if item.key in GENERAL and not item.links and not item.hard:
+    if item.key in others and not following.links and not (following.after_comma or following.hard or item.hard):
+        # "A column by its column name", "a column by its name".
+        return "full"
+    if item.key in GENERAL and not item.links and not item.hard and not item.opens:
         return "full"
     if item.key in CARRIERS and ((following.links and following.links[-1] in _CARRYING) or "@can" in following.hard):
         return "full"

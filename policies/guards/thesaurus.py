@@ -1837,7 +1837,28 @@ accept take
 fetch retrieve load
 read parse
 yield return produce output give
-pass provide supply give
+pass provide supply give furnish
+provide furnish offer supply give deliver
+return furnish
+loop iterate cycle
+append add
+description explanation
+default preset
+retain remain keep stay
+remain stay
+meet satisfy fulfill
+optional voluntary
+map link
+choose select pick
+select retrieve
+schema layout
+combine amalgamate merge
+align match
+switch change
+fit match
+determine infer
+check determine verify
+source origin
 pass send transfer
 transfer move convey
 write save store
