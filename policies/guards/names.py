@@ -27,6 +27,8 @@ class NameGuard:
     def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
         stored, new = pair.stored, pair.new
+        if not pair.statement and stored.acronyms != new.acronyms and not (stored.lower or new.lower):
+            return "case"
         if stored.names == new.names:
             return ""
         if not (stored.names <= new.keys and new.names <= stored.keys):

@@ -106,6 +106,9 @@ even though → although
 (rather than|in place of|as opposed to|instead of) → instead
 a (number|variety|range) of → several
 a lot of → many
+a few → some
+a little → some
+quite a few → many
 lots of → many
 plenty of → many
 (a|the|) (great|large) (number|amount) of → many

@@ -105,6 +105,10 @@ class Profile:
     literals: tuple[str, ...] = ()
     dates: tuple[str, ...] = ()
     names: frozenset[str] = frozenset()
+    acronyms: frozenset[str] = frozenset()
+    """Words all of capitals, unless the whole text is written so."""
+    lower: bool = False
+    """Written without capitals."""
     negations: tuple[str, ...] = ()
     hard: tuple[str, ...] = ()
     tense: tuple[str, ...] = ()
@@ -209,6 +213,10 @@ class _Reader:
         made.numbers = tuple(sorted(item.key for item in items if item.key[0] in "nd"))
         made.literals = tuple(sorted(item.key for item in items if item.key[0] == "l"))
         made.dates = tuple(sorted(item.key for item in items if item.key[0] == "d" or item.key[2:] in _DATE_WORDS))
+        made.lower = not any(token.capital for token in tokens)
+        words = [token for token in tokens if token.kind == WORD]
+        if any(token.upper for token in words) and not all(token.upper for token in words):
+            made.acronyms = frozenset("w:" + stem(token.text)[0] for token in words if token.upper)
         made.names = frozenset(item.key for item in items if item.capital)
         marks = self.marks + self.hard
         made.negations, made.tense = tuple(sorted(self.negations)), tuple(sorted(self.tense))
@@ -352,6 +360,10 @@ class _Reader:
             if read is None:
                 return 0
             (value, unit), used = read, 1
+            if not unit and token.text[-1] == "0" and "." in token.text:
+                # Python 3.1 is not Python 3.10.
+                self._item(Item("l:" + token.text))
+                return 1
             scale = tokens[at + 1].text if at + 1 < len(tokens) and tokens[at + 1].kind == WORD else ""
             if scale in SCALES:
                 value, used = value * SCALES[scale], 2

@@ -25,6 +25,8 @@ class Token(NamedTuple):
     """A word written with a capital; `first` tells whether a sentence begins there, which explains it."""
     first: bool = False
     possessive: bool = False
+    upper: bool = False
+    """A word of at least two letters, all of them capitals."""
 
 
 _CURLY = str.maketrans({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0: " ", 0x2013: "-", 0x2014: " - "})
@@ -39,6 +41,11 @@ _NUMBER: Final = re.compile(
 _INNER_CAPITAL: Final = re.compile(r"[a-z][A-Z]|[A-Z]{2,}[a-z]{2}")
 _OPENING = "([{<\"'*¿¡"
 _CLOSING = ")]}>,.;:!?\"'*"
+_OPERATORS = frozenset("<>*")
+# Capitals tell these units apart.
+_CASED = {"Kb": "kilobit", "Mb": "megabit", "Gb": "gigabit", "Tb": "terabit", "MW": "megawatt", "mW": "milliwatt"}
+# Written small, these are no names.
+_ACRONYMS = frozenset({"IT", "US", "WHO", "AIDS"})
 _SHORT = {"'m": "am", "'re": "are", "'ve": "have", "'ll": "will", "'d": "would"}
 
 
@@ -75,6 +82,9 @@ def _add_chunks(text: str, tokens: list[Token]) -> None:
             continue
         if stripped:
             _add_core(stripped, tokens)
+        elif not _OPERATORS.isdisjoint(chunk):
+            tokens.append(Token(LITERAL, chunk))
+            continue
         if tail:
             stops = any(mark in tail for mark in ".?!;")
             tokens.append(Token(STOP, "") if stops else Token(COMMA, ""))
@@ -82,7 +92,11 @@ def _add_chunks(text: str, tokens: list[Token]) -> None:
 
 def _add_core(core: str, tokens: list[Token]) -> None:
     first = not tokens or tokens[-1].kind == STOP
-    if _PLAIN.match(core):
+    if core in _CASED:
+        tokens.append(Token(WORD, _CASED[core]))
+    elif core in _ACRONYMS:
+        tokens.append(Token(LITERAL, core))
+    elif _PLAIN.match(core):
         if _INNER_CAPITAL.search(core) and not core.endswith("'s"):
             tokens.append(Token(LITERAL, core))
         else:
@@ -109,7 +123,7 @@ def _add_word(core: str, tokens: list[Token], first: bool) -> None:
         return
     base, mark, end = lower.partition("'")
     if not mark:
-        tokens.append(Token(WORD, lower, capital, first))
+        tokens.append(Token(WORD, lower, capital, first, upper=len(core) > 1 and core.isupper()))
     elif mark + end in _SHORT:
         tokens.extend((Token(WORD, base, capital, first), Token(WORD, _SHORT[mark + end])))
     elif end == "s" and base in {"what", "who", "where", "when", "how", "that", "there", "it", "he", "she", "here"}:
