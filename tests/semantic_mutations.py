@@ -247,9 +247,7 @@ def _unconditioned(text: str, chance: random.Random) -> str | None:
     found = [
         word
         for word in re.finditer(r" (?:in|from|with|without|for|after|before|during|unless|if|under|against) ", text)
-        if len(text) - word.start() > 8
-        and word.start() > 8
-        and len(_content(text[word.start() :])) >= 1
+        if len(text) - word.start() > 8 and word.start() > 8 and len(_content(text[word.start() :])) >= 1
     ]
     if not found:
         return None

@@ -10,15 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.guards.base import Guard, Verdict
+from policies.guards.alignment import Pair as Aligned
+from policies.guards.base import REWORDED, SAME_TEXT, STRICT, Guard, Verdict
 from policies.guards.check import GUARDS, check, objections
 from policies.guards.contrasts import CONTRASTS
 from policies.guards.numerals import spoken_number, written_number
-from policies.guards.profile import MAX_CHARACTERS, Profile, profile
+from policies.guards.profile import MAX_CHARACTERS, profile
 from policies.guards.stemming import stem
 from tests.bench import semantic_pairs
 from tests.semantic_mutations import mutate
-from tests.semantic_pairs import Pair, checklist_pairs, gptcache_pairs, own_pairs, published_folder
+from tests.semantic_pairs import (
+    Pair,
+    checklist_pairs,
+    cross_pairs,
+    gptcache_pairs,
+    own_pairs,
+    published_folder,
+    unseen_pairs,
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +40,13 @@ def published() -> Path:
     return folder
 
 
+GPTCACHE_RECALL = 0.19
+"""What is left where no change of meaning passes: most of its paraphrases change what is told, too."""
+
+
 def same(stored: str, new: str) -> bool:
     verdict = check(profile(stored), profile(new))
-    assert verdict == Verdict(same=True) or (verdict.guard and verdict.reason)
+    assert verdict.same == bool(verdict.strength) == (not verdict.guard) == (not verdict.reason)
     return verdict.same
 
 
@@ -41,7 +54,11 @@ def refused_by(stored: str, new: str) -> set[str]:
     return set(objections(profile(stored), profile(new)))
 
 
-@pytest.mark.parametrize("pair", [pair for pair in own_pairs() if not pair.same], ids=lambda p: f"{p.kind}: {p.new}")
+@pytest.mark.parametrize(
+    "pair",
+    [pair for pair in (*own_pairs(), *unseen_pairs()) if not pair.same],
+    ids=lambda p: f"{p.kind}: {p.new}",
+)
 def test_another_meaning_is_refused_in_both_directions(pair: Pair) -> None:
     assert not same(pair.stored, pair.new)
     assert not same(pair.new, pair.stored)
@@ -50,6 +67,8 @@ def test_another_meaning_is_refused_in_both_directions(pair: Pair) -> None:
 def test_most_of_what_means_the_same_passes() -> None:
     right = [pair for pair in own_pairs() if pair.same]
     assert sum(same(pair.stored, pair.new) for pair in right) >= 0.9 * len(right)
+    statements = [pair for pair in unseen_pairs() if pair.same]
+    assert sum(same(pair.stored, pair.new) for pair in statements) >= 0.65 * len(statements)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +111,28 @@ def test_a_guard_that_fails_refuses() -> None:
     class Broken:
         name = "broken"
 
-        def refuses(self, stored: Profile, new: Profile) -> str:
+        def refuses(self, pair: Aligned) -> str:
             raise RuntimeError("some words of a prompt")
 
     broken: Guard = Broken()
     verdict = check(profile("What is love?"), profile("What's love?"), guards=(*GUARDS, broken))
     assert verdict == Verdict(same=False, guard="broken", reason="failed")
+
+
+@pytest.mark.parametrize(
+    ("stored", "new", "strength"),
+    [
+        ("Is it  legal?", "Is it legal", SAME_TEXT),
+        ("How do I fix a bike?", "How do I repair a bike?", STRICT),
+        ("The `load` function returns a table.", "The `load` function yields a table.", REWORDED),
+        ("You can load a dataset with `f`.", "`f` can be used to load a dataset.", REWORDED),
+        ("How do I fix a bike?", "How do I fix a boat?", 0),
+    ],
+)
+def test_a_verdict_tells_how_much_was_left_to_judgement(stored: str, new: str, strength: int) -> None:
+    one, other = profile(stored), profile(new)
+    assert check(one, other).strength == check(other, one).strength == strength
+    assert check(one, other, strict=True).strength == (strength if strength >= STRICT else 0)
 
 
 def test_nothing_means_nothing() -> None:
@@ -251,14 +286,39 @@ def test_no_change_of_meaning_of_our_own_sentences_passes() -> None:
     assert not served
 
 
-def test_no_pair_that_must_be_refused_is_served_and_half_of_the_paraphrases_are(published: Path) -> None:
+def test_no_pair_that_must_be_refused_is_served(published: Path) -> None:
     checklist = semantic_pairs.tally(checklist_pairs(published))
     assert checklist.wrong > 2_000
-    assert checklist.wrong_served == 0
+    assert checklist.guards.wrong == 0
     assert checklist.recall > 0.4
     gptcache = semantic_pairs.tally(gptcache_pairs(published))
     assert gptcache.right == 999
-    assert gptcache.recall >= 0.5
+    assert gptcache.recall >= GPTCACHE_RECALL
+
+
+def test_texts_of_different_rows_are_not_each_others_answers(published: Path) -> None:
+    chance = random.Random(5)
+    checklist = chance.sample(checklist_pairs(published), 55)
+    count, served = semantic_pairs.served_across(cross_pairs(checklist, lambda one, other: one.kind != other.kind))
+    assert count > 4_000
+    assert not served
+    # Rows of the set that mean the same, read one by one, are left out of the sample.
+    gptcache = chance.sample(gptcache_pairs(published), 60)
+    count, served = semantic_pairs.served_across(cross_pairs(gptcache, lambda one, other: one != other))
+    assert count > 6_000
+    assert not served
+
+
+def test_no_change_of_meaning_passes_beside_other_words(published: Path) -> None:
+    chance = random.Random(13)
+    pairs = gptcache_pairs(published)
+    served = []
+    for _ in range(2_500):
+        pair = chance.choice(pairs)
+        mutation = mutate(pair.new, chance)
+        if mutation is not None and same(pair.stored, mutation.text):
+            served.append((mutation.kind, pair.stored, mutation.text))
+    assert not served
 
 
 def test_no_change_of_meaning_of_published_sentences_passes(published: Path) -> None:

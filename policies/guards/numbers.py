@@ -6,6 +6,7 @@ from typing import Final
 
 from policies.guards.alignment import Pair
 
+
 class NumberGuard:
     """Refuses another number, another unit, one more or one less. Nothing is converted: 1 km is not 1000 m here."""
 

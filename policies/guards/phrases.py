@@ -224,15 +224,26 @@ def _split(left: str) -> list[str]:
     return parts
 
 
-def _table() -> dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]]:
+Row = tuple[tuple[str, ...], tuple[str, ...]]
+"""Words, and what they become."""
+
+
+def _table() -> dict[str, dict[str, list[Row]]]:
     table: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {}
     for row in _ROWS.strip().splitlines():
         left, _, right = row.partition("→")
         for chosen in product(*map(_choices, _split(left))):
             words = tuple(" ".join(chosen).split())
             table.setdefault(words[0], {}).setdefault(words, tuple(right.split()))
-    return {first: sorted(rows.items(), key=lambda row: -len(row[0])) for first, rows in table.items()}
+    return {first: _by_second(rows) for first, rows in table.items()}
+
+
+def _by_second(rows: dict[tuple[str, ...], tuple[str, ...]]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for words, becomes in sorted(rows.items(), key=lambda row: -len(row[0])):
+        found.setdefault(words[1] if len(words) > 1 else "", []).append((words, becomes))
+    return found
 
 
 PHRASES: Final = _table()
-"""First word → rows of (words, what they become), the longest first."""
+"""First word → second word, or "" for rows of one word → rows, the longest first."""

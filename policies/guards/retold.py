@@ -16,9 +16,7 @@ from policies.guards.statement_words import CARRIERS, HOLDERS, KINDS, stems
 from policies.guards.stemming import ED, ING
 from policies.guards.word_lists import listed, words
 
-_FRONTED: Final = words(
-    "by @by with in on at for from to if when because during since as without while through within"
-)
+_FRONTED: Final = words("by @by with in on at for from to if when because during since as without while through within")
 _INSTRUMENT: Final = words("by @by with through")
 _PLACE: Final = words("in on at within")
 _ALIKE: Final = frozenset(
@@ -78,7 +76,11 @@ class Retold(Comparison):
             return not before.article and not after.article
         if before.ending == ING or after.ending == ING:
             # "To sort", "of sorting"; "by running it", "you can run it".
-            return changed <= _VERBAL or (len(changed) == 2 and changed <= _MEANS) or (changed == {"by"} and (before.after_comma or after.after_comma))
+            return (
+                changed <= _VERBAL
+                or (len(changed) == 2 and changed <= _MEANS)
+                or (changed == {"by"} and (before.after_comma or after.after_comma))
+            )
         return not changed or frozenset(changed if len(changed) == 2 else {*changed, ""}) in _ALIKE
 
     def _voices_fit(self) -> bool:
@@ -111,9 +113,7 @@ class Retold(Comparison):
             self.new, self.stored, q, p, q.new, p.new, q.stored, p.stored
         )
 
-    def _may(
-        self, one: list[Item], other: list[Item], a: Block, b: Block, a1: int, b1: int, a2: int, b2: int
-    ) -> bool:
+    def _may(self, one: list[Item], other: list[Item], a: Block, b: Block, a1: int, b1: int, a2: int, b2: int) -> bool:
         """A B in `one` (from `a1` and `b1`), B A in `other` (from `a2` and `b2`)."""
         first, second = one[a1], one[b1]
         moved, ahead = other[a2], other[b2]
@@ -170,7 +170,7 @@ class Retold(Comparison):
 
     @staticmethod
     def _compound(first: Item, second: Item, moved: Item, ahead: Item, a: Block, b: Block, *, ends: bool) -> bool:
-        """"Library documentation" and "documentation of the library"; "the library's public documentation" too."""
+        """ "Library documentation" and "documentation of the library"; "the library's public documentation" too."""
         if not moved.links or not ends:
             return False
         if second.links == ("with",):
@@ -187,7 +187,7 @@ class Retold(Comparison):
 
     @staticmethod
     def _kind(one: list[Item], a: Block, b: Block, a1: int, b1: int, moved: Item) -> bool:
-        """"The function f" and "the f function"."""
+        """ "The function f" and "the f function"."""
         if one[b1].links or moved.links:
             return False
         for name, name_at, kind, kind_at in ((a, a1, b, b1), (b, b1, a, a1)):
@@ -197,7 +197,7 @@ class Retold(Comparison):
 
     @staticmethod
     def _adverb(one: list[Item], other: list[Item], a: Block, b: Block, b1: int, b2: int) -> bool:
-        """"Automatically loads the file", "loads the file automatically": over one clause, no "and" in it."""
+        """ "Automatically loads the file", "loads the file automatically": over one clause, no "and" in it."""
         for single, rest, start, items in ((a, b, b1, one), (b, a, b2, other)):
             del start, items
             if single.size == 1 and rest.size <= 4:
@@ -210,7 +210,7 @@ class Retold(Comparison):
 
 
 def _equated(first: Item, moved: Item, second: Item, ahead: Item) -> bool:
-    """"f is used to sort", "the function to sort is f"."""
+    """ "f is used to sort", "the function to sort is f"."""
     return (
         first.key[0] == "l" and first.opens and moved.aux and not moved.links
         and second.links == ahead.links == _PURPOSE and ahead.opens
@@ -270,7 +270,12 @@ def _without(items: list[Item], dropped: list[int]) -> list[Item]:
             carried = item.key in CARRIERS
             if item.key in HOLDERS and not links:
                 links = ("with",)
-            opens, aux, comma, article = opens or item.opens, aux or item.aux, comma or item.after_comma, article or item.article
+            opens, aux, comma, article = (
+                opens or item.opens,
+                aux or item.aux,
+                comma or item.after_comma,
+                article or item.article,
+            )
             hard |= item.hard
             continue
         if links is not None:
@@ -294,5 +299,3 @@ def _is_reworded(pair: Pair, pairs: Alignment) -> bool:
     return any(stored[place].key != new[at].key for at, place in pairs.order) or any(
         mark[0] == "@" for mark in (*pair.stored.hard, *pair.new.hard)
     )
-
-

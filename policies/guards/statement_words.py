@@ -53,7 +53,9 @@ GENERAL: Final = stems(
     "particularly together process data user feature"
 )
 """One of them more does not change what is told, as long as the other text puts nothing in its place."""
-PLACED: Final = stems("contain include store locate find list provide give specify mention available present place exist")
+PLACED: Final = stems(
+    "contain include store locate find list provide give specify mention available present place exist"
+)
 """After a noun and before a preposition: "the file (stored) in the folder"."""
 
 

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from typing import Final, NamedTuple
 
-from policies.guards.phrases import PHRASES
+from policies.guards.phrases import PHRASES, Row
 
 WORD: Final = "w"
 NUMBER: Final = "n"
@@ -158,15 +158,26 @@ def _with_phrases(tokens: list[Token]) -> list[Token]:
     while at < count:
         token = tokens[at]
         rows = PHRASES.get(token.text) if token.kind == WORD else None
-        for words, becomes in rows or ():
-            size = len(words)
-            if at + size <= count and all(
-                tokens[at + n].text == words[n] and tokens[at + n].kind == WORD for n in range(1, size)
-            ):
-                result.extend(Token(WORD, word, first=token.first and not n) for n, word in enumerate(becomes))
-                at += size
-                break
-        else:
+        row = None if rows is None else _row(rows, tokens, at)
+        if row is None:
             result.append(token)
             at += 1
+            continue
+        words, becomes = row
+        result.extend(Token(WORD, word, first=token.first and not n) for n, word in enumerate(becomes))
+        at += len(words)
     return result
+
+
+def _row(rows: dict[str, list[Row]], tokens: list[Token], at: int) -> Row | None:
+    """The longest row that begins here."""
+    following = tokens[at + 1] if at + 1 < len(tokens) else None
+    if following is not None and following.kind == WORD:
+        for words, becomes in rows.get(following.text, ()):
+            if all(
+                token.text == word and token.kind == WORD
+                for token, word in zip(tokens[at : at + len(words)], words, strict=False)
+            ) and at + len(words) <= len(tokens):
+                return words, becomes
+    alone = rows.get("")
+    return alone[0] if alone else None
