@@ -149,12 +149,17 @@ def _number(text: str, chance: random.Random) -> str | None:
 _A_PLACE = re.compile(r" (?:(?:an?|the|your|my|his|her|our|this|that|each|one|[A-Z]\w*)\b|`|\"|\w+_\w+|\w+[^s\W]s\b)")
 
 
+# "How do I" asks the same as "how do you".
+_ANYBODY = re.compile(r"\b[Hh]ow (do|can|could|would|should|might) $")
+
+
 def _opposite(text: str, chance: random.Random) -> str | None:
     found = [
         word
         for word in _outside_code(text)
         if word.group().lower() in _SWAPS
         # "To" before a verb is no direction.
+        and not _ANYBODY.search(text[: word.start()])
         and (word.group().lower() != "to" or _A_PLACE.match(text[word.end() :]))
     ]
     if not found:

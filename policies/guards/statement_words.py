@@ -26,6 +26,8 @@ EMPTY: Final = stems("use utilize utilise employ suchlike namely according-to") 
 POINTING: Final = stems("given provided following particular specific certain respective available various")
 """Say of a noun that it is the one meant; they may go only where something else is told in other words too."""
 
+_GIVEN: Final = stems("given provided")
+
 KINDS: Final = stems(
     "function method parameter argument class option command file variable folder library package module "
     "attribute property value dataset script object format tool flag field page"
@@ -64,7 +66,7 @@ def may_go(items: list[Item], at: int, others: frozenset[str]) -> str:
     the other text says nothing of its own there; "" where it may not go.
     """
     item = items[at]
-    if item.key in EMPTY or item.key in POINTING:
+    if item.key in EMPTY or (item.key in POINTING and (item.ending == ED or item.key not in _GIVEN)):
         return "empty"
     following = items[at + 1] if at + 1 < len(items) else None
     if item.key in KINDS:
