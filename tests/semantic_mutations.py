@@ -214,7 +214,7 @@ def _exchanged(text: str, chance: random.Random) -> str | None:
         (one, other)
         for at, one in enumerate(found)
         for other in found[at + 1 : at + 6]
-        if one.group().lower()[:4] != other.group().lower()[:4]
+        if one.group().lower()[:3] != other.group().lower()[:3]
         and not re.fullmatch(r"\W*(,|and|or|and/or)?\W*(and|or)?\W*", text[one.end() : other.start()])
         and not _LISTED.search(text[one.end() : other.start()])
         and not _EQUATED.fullmatch(text[one.end() : other.start()])

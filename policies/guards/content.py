@@ -8,7 +8,7 @@ from typing import Final
 from policies.guards.alignment import Pair
 from policies.guards.closed_words import AGENT, MODALS
 from policies.guards.profile import Profile
-from policies.guards.statement_words import ANYBODY, NAMED_BEFORE, POINTING, may_go
+from policies.guards.statement_words import ANYBODY, KINDS, NAMED_BEFORE, POINTING, may_go
 
 _MIN_HELD: Final = 2
 
@@ -26,12 +26,12 @@ class ContentGuard:
         if not pair.statement:
             return "word"
         told = [
-            {may_go(one.items, at, other.keys) for at in places}
+            [may_go(one.items, at, other.keys) for at in places]
             for one, other, places in ((pair.stored, pair.new, lone), (pair.new, pair.stored, fresh))
         ]
-        if "" in told[0] | told[1]:
+        if "" in told[0] + told[1]:
             return "word"
-        if "full" in told[0] & told[1] or _other_persons(pair):
+        if told[0].count("full") + told[1].count("full") > 1 or _other_referents(pair):
             return "words"
         if max(len(lone), len(fresh)) > len(pair.alignment.order) // 2:
             return "words"
@@ -40,10 +40,14 @@ class ContentGuard:
         return "" if _told_anew(pair) else "edit"
 
 
-def _other_persons(pair: Pair) -> bool:
-    """One text points at the reader, or at anybody, where the other points at what was named."""
+def _other_referents(pair: Pair) -> bool:
+    """One text points at the reader, or at anybody, where the other points at what was named; or each says of a name that
+    it is another kind of thing.
+    """
     lone = {pair.stored.items[at].key for at in pair.alignment.stored_only}
     fresh = {pair.new.items[at].key for at in pair.alignment.new_only}
+    if not lone.isdisjoint(KINDS) and not fresh.isdisjoint(KINDS):
+        return True
     return any(
         not one.isdisjoint(ANYBODY) and not other.isdisjoint(NAMED_BEFORE)
         for one, other in ((lone, fresh), (fresh, lone))

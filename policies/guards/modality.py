@@ -12,6 +12,7 @@ from policies.guards.stemming import BASE, ED
 from policies.guards.word_lists import words
 
 _SOFT: Final = words("@can can may @must must should @should will @how how what which @usedto @purpose")
+_DENYING: Final = words("not no never none nobody nothing nowhere neither nor cannot hardly")
 _NECESSARY: Final = frozenset({"must", "@must"})
 _ADVISED: Final = frozenset({"should", "@should"})
 
@@ -24,6 +25,8 @@ class ModalityGuard:
     def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
         stored, new = pair.stored, pair.new
+        if (stored.answer and new.answer and stored.answer != new.answer) or _denies(stored) != _denies(new):
+            return "answer"
         if pair.statement:
             return self._statement(stored, new)
         if stored.question != new.question or stored.opening != new.opening:
@@ -45,19 +48,20 @@ class ModalityGuard:
     def _statement(stored: Profile, new: Profile) -> str:
         before, after = set(stored.hard), set(new.hard)
         for group in (_NECESSARY, _ADVISED):
-            if before.isdisjoint(group) != after.isdisjoint(group):
+            if sum(mark in group for mark in stored.hard) != sum(mark in group for mark in new.hard):
                 return "modal"
         lone, fresh = before - after, after - before
         if (lone ^ fresh) - _SOFT - QUANTIFIER_MARKS - NEGATION:
             return "question"
         if stored.tense.count("past") != new.tense.count("past"):
             return "tense"
-        return "" if _answer(stored) == _answer(new) else "answer"
+        return ""
 
 
-def _answer(profile: Profile) -> bool:
-    """Whether it denies: a "no" needs no other negation, a "yes" takes none back."""
-    return (profile.answer == "no" and not profile.negations) or (profile.answer == "yes" and bool(profile.negations))
+def _denies(profile: Profile) -> bool:
+    """Whether its yes or no goes against the rest: a "no" needs no other negation, a "yes" takes none back."""
+    denied = not _DENYING.isdisjoint(profile.negations)
+    return (profile.answer == "no" and not denied) or (profile.answer == "yes" and denied)
 
 
 def _other_tense(before: Item, after: Item) -> bool:

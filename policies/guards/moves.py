@@ -33,9 +33,9 @@ _MAX_CLAUSE: Final = 4
 _ALIKE: Final = frozenset(
     frozenset(pair.split("/"))
     for pair in listed(
-        "with/of with/in of/in of/for of/on of/ in/on into/to into/in on/to to/for to/in with/by with/@by by/@by "
+        "with/of with/in of/in of/for of/on in/on into/to into/in on/to to/for to/in with/by with/@by by/@by "
         "through/by through/@by through/with over/through about/on about/of about/for and/ and/then then/ @by/ like/ "
-        "as/ from/of from/in by/from when/if when/during for/in for/on for/when"
+        "as/ when/if when/during for/in for/on for/when"
     )
 )
 """Prepositions and conjunctions that may stand for each other; nothing after the slash: that may be left out."""
@@ -153,6 +153,8 @@ def _equated(move: Move) -> bool:
 def _verb(move: Move) -> bool:
     """Active before its object, passive behind it; or "the provided link" and "the link provided"."""
     first, second, moved = move.first, move.second, move.moved
+    if first.article or not _starts(move.ahead, move.b_other):
+        return False
     to_passive = _passive(moved) and not _passive(first) and first.ending != ED
     if move.size_a == 1:
         if to_passive:
@@ -168,9 +170,14 @@ def _verb(move: Move) -> bool:
     )  # fmt: skip
 
 
+def _starts(item: Item, at: int) -> bool:
+    """Whether a phrase begins with the item."""
+    return not at or bool(item.links or item.opens or item.after_comma or item.article)
+
+
 def _kind(move: Move) -> bool:
     """A name and what kind of thing it is: "the function f", "the f function"."""
-    if move.second.links or move.moved.links:
+    if move.second.links or move.moved.links or move.second.aux or move.moved.aux:
         return False
     for name, name_size, kind, kind_size in (
         (move.a_one, move.size_a, move.b_one, move.size_b),

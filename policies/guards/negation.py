@@ -47,6 +47,6 @@ def _same_scope(pair: Pair) -> bool:
     for place, item in enumerate(stored.items):
         if not item.hard.isdisjoint(NEGATION - _MILD):
             at = to.get(place)
-            if at is not None and negated.isdisjoint(range(at - 3, at + 3)):
+            if at is not None and negated.isdisjoint(range(at - 1, at + 2)):
                 return False
     return True

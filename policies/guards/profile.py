@@ -111,6 +111,8 @@ class Profile:
     """Written without capitals."""
     negations: tuple[str, ...] = ()
     hard: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    """The same and negations, in the order of the text."""
     tense: tuple[str, ...] = ()
     """past, perfect, as auxiliaries tell."""
     tail: frozenset[str] = _NO_MARKS
@@ -218,9 +220,9 @@ class _Reader:
         if any(token.upper for token in words) and not all(token.upper for token in words):
             made.acronyms = frozenset("w:" + stem(token.text)[0] for token in words if token.upper)
         made.names = frozenset(item.key for item in items if item.capital)
-        marks = self.marks + self.hard
+        made.marks = (*self.marks, *self.hard)
         made.negations, made.tense = tuple(sorted(self.negations)), tuple(sorted(self.tense))
-        made.hard = tuple(sorted(mark for mark in marks if mark not in NEGATION))
+        made.hard = tuple(sorted(mark for mark in made.marks if mark not in NEGATION))
         links = [link for item in items for link in item.links] + self.links
         made.directions = tuple(sorted(link for link in links if link in DIRECTION)) + (
             ("or",) if "or" in links else ()

@@ -24,6 +24,9 @@ class QuantityGuard:
     def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
         stored, new = pair.stored, pair.new
+        if stored.bag == new.bag and stored.marks != new.marks:
+            # "From least to most", "from most to least".
+            return "order"
         if stored.hard == new.hard:
             return ""
         before, after = (Counter(mark for mark in p.hard if mark in QUANTIFIER_MARKS) for p in (stored, new))

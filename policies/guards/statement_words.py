@@ -82,7 +82,7 @@ def may_go(items: list[Item], at: int, others: frozenset[str]) -> str:
     if item.key in others and not following.links and not (following.after_comma or following.hard or item.hard):
         # "A column by its column name", "a column by its name".
         return "full"
-    if item.key in GENERAL and not item.links and not item.hard and not item.opens:
+    if item.key in GENERAL and not item.links and not item.hard and not item.opens and not item.article:
         return "full"
     if item.key in CARRIERS and ((following.links and following.links[-1] in _CARRYING) or "@can" in following.hard):
         return "full"
