@@ -6,6 +6,7 @@ ends where a phrase ends, a verb changes its voice where its object changes side
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,9 +15,7 @@ from policies.guards.statement_words import KINDS, stems
 from policies.guards.stemming import BASE, ED
 from policies.guards.word_lists import listed, words
 
-_FRONTED: Final = words(
-    "by @by with in on at for from to if when because during since as without while through within"
-)
+_FRONTED: Final = words("by @by with in on at for from to if when because during since as without while through within")
 _INSTRUMENT: Final = words("by @by with through")
 _PLACE: Final = words("in on at within")
 _PURPOSE: Final = ("to",)
@@ -33,7 +32,7 @@ _MAX_CLAUSE: Final = 4
 _ALIKE: Final = frozenset(
     frozenset(pair.split("/"))
     for pair in listed(
-        "with/of with/in of/in of/for of/on in/on into/to into/in on/to to/for to/in with/by with/@by by/@by "
+        "has/of has/with with/of with/in of/in of/for of/on in/on into/to into/in on/to to/for to/in with/by with/@by by/@by "
         "through/by through/@by through/with over/through about/on about/of about/for and/ and/then then/ @by/ like/ "
         "as/ when/if when/during for/in for/on for/when"
     )
@@ -53,6 +52,8 @@ class Move:
     b_one: int
     a_other: int
     b_other: int
+    across: Sequence[int]
+    """Position in `one` → position in `other`."""
 
     @property
     def first(self) -> Item:
@@ -112,7 +113,8 @@ def _instrument(move: Move) -> bool:
     first, second, moved = move.first, move.second, move.moved
     if first.links or not first.opens or not moved.links:
         return False
-    verbs = [(move.one[move.b_one + n], move.other[move.b_other + n]) for n in range(move.size_b)]
+    places = range(move.b_one, move.b_one + move.size_b)
+    verbs = [(move.one[at], move.other[move.across[at]]) for at in places]
     changed = [(here, there) for here, there in verbs if turned(here, there)]
     if moved.links[-1] in _INSTRUMENT:
         return bool(changed) or second.aux or second.links[-1:] == _PURPOSE or bool(second.hard)
@@ -126,9 +128,9 @@ def _compound(move: Move) -> bool:
     first, second, moved, ahead = move.first, move.second, move.moved, move.ahead
     if not moved.links:
         return False
-    if second.links in {("with",), ("as",)}:
+    if second.links in {("has",), ("as",)}:
         # "It has two rows", "its rows are two"; "it has 3 as its default", "the default of it is 3".
-        clause = second.links == ("with",) or (ahead.opens and not ahead.links)
+        clause = second.links == ("has",) or (ahead.opens and not ahead.links)
         return clause and moved.links == ("of",) and first.opens and not first.links
     if second.links or second.aux or moved.links[-1] not in {"of", "for", "in"}:
         return False
@@ -177,7 +179,7 @@ def _starts(item: Item, at: int) -> bool:
 
 def _kind(move: Move) -> bool:
     """A name and what kind of thing it is: "the function f", "the f function"."""
-    if move.second.links or move.moved.links or move.second.aux or move.moved.aux:
+    if move.second.links or move.moved.links or move.moved.aux or (move.second.aux and not _named_first(move)):
         return False
     for name, name_size, kind, kind_size in (
         (move.a_one, move.size_a, move.b_one, move.size_b),
@@ -196,6 +198,11 @@ def _adverb(move: Move) -> bool:
         if move.size_b != 1 or not _is_adverb(single):
             return False
     return size <= _MAX_CLAUSE and all(_CHAIN.isdisjoint(move.one[clause + n].links) for n in range(size))
+
+
+def _named_first(move: Move) -> bool:
+    """A definition: "f is a function"."""
+    return move.first.key[0] == "l" and move.first.opens and move.second.key in KINDS and move.size_b == 1
 
 
 def _is_adverb(item: Item) -> bool:

@@ -224,9 +224,7 @@ class _Reader:
         made.negations, made.tense = tuple(sorted(self.negations)), tuple(sorted(self.tense))
         made.hard = tuple(sorted(mark for mark in made.marks if mark not in NEGATION))
         links = [link for item in items for link in item.links] + self.links
-        made.directions = tuple(sorted(link for link in links if link in DIRECTION)) + (
-            ("or",) if "or" in links else ()
-        )
+        made.directions = tuple(sorted(link for link in links if link in DIRECTION or link == "or"))
         made.strict_order = (
             not _COMPARING.isdisjoint(links)
             or not _COMPARING.isdisjoint(made.negations)

@@ -28,6 +28,10 @@ class Retold(Comparison):
         super().__init__(pair)
         self.stored = _without(pair.stored.items, pair.alignment.stored_only)
         self.new = _without(pair.new.items, pair.alignment.new_only)
+        self.at_new = [0] * len(self.to)
+        """Position in the stored text → position in the new one."""
+        for at, place in enumerate(self.to):
+            self.at_new[place] = at
         self.reworded = _is_reworded(pair)
 
     def reason(self) -> str:
@@ -52,6 +56,9 @@ class Retold(Comparison):
         if len(lone) > 1 or len(fresh) > 1:
             return False
         changed = lone | fresh
+        if changed == {"has"}:
+            # "It has 3 as its default", "its default is 3".
+            return before.key[0] in "ln"
         if changed == _TO:
             # "Is used to sort", "sorts": a verb has no article.
             return not before.article and not after.article
@@ -67,14 +74,13 @@ class Retold(Comparison):
 
     def moves(self, p: Block, q: Block) -> bool:
         """See `moves.py`: either block may be the one that moves."""
-        there = Move(self.stored, self.new, p.size, q.size, p.stored, q.stored, p.new, q.new)
+        there = Move(self.stored, self.new, p.size, q.size, p.stored, q.stored, p.new, q.new, self.at_new)
         return allowed(there) or allowed(
-            Move(self.new, self.stored, q.size, p.size, q.new, p.new, q.stored, p.stored)
+            Move(self.new, self.stored, q.size, p.size, q.new, p.new, q.stored, p.stored, self.to)
         )
 
     def _voices_fit(self) -> bool:
         """Every verb that changes its voice stands on the other side of the word before it where it is passive."""
-        at_new = {place: at for at, place in enumerate(self.to)}
         for at, place in enumerate(self.to):
             before, after = self.stored[place], self.new[at]
             if not turned(before, after):
@@ -82,7 +88,7 @@ class Retold(Comparison):
             if is_turned_to(before, after):
                 if _has_subject(self.new, at) and self.to[at - 1] < place:
                     return False
-            elif _has_subject(self.stored, place) and at_new[place - 1] < at:
+            elif _has_subject(self.stored, place) and self.at_new[place - 1] < at:
                 return False
         return True
 
@@ -111,8 +117,8 @@ def _after(gone: Item, item: Item) -> Item:
     links, own = gone.links, item.links
     if gone.key in CARRIERS:
         own = own[1:]
-    elif gone.key in HOLDERS and not links:
-        links = ("with",)
+    elif gone.key in HOLDERS and not links and not own:
+        links = ("has",)
     return replace(
         item, links=links + own, hard=gone.hard | item.hard, article=gone.article or item.article,
         after_comma=gone.after_comma or item.after_comma, opens=gone.opens or item.opens, aux=gone.aux or item.aux,
