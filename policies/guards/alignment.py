@@ -31,6 +31,7 @@ class Pair:
 
     @property
     def alignment(self) -> Alignment:
+        """Worked out when first asked for."""
         if self._alignment is None:
             self._alignment = align(self.stored, self.new, statement=self.statement)
         return self._alignment

@@ -147,9 +147,6 @@ DIRECTION: Final = words(
     "off down outside than onto away"
 )
 """No other wording changes these."""
-SOFT_PREPOSITION: Final = words("of in on at to for by with as through")
-"""Where a statement is put in other words, these take each other's place without another direction, time or side."""
-
 CONJUNCTION: Final = _classes("""
 and: and
 or: or
@@ -165,7 +162,6 @@ AGENT: Final = frozenset({"by", "@by"})
 MODALS: Final = words("@can can @must must @how how will may should @should @purpose")
 SOFT_MARKS: Final = (MODALS - {"@how", "how"}) | words("either such also both @usedto what which")
 """Modals and the like that come and go where a statement is put in other words; other guards weigh them as a whole."""
-SOFT_CONJUNCTION: Final = words("and but so then")
 
 PRONOUN: Final = words(
     "i me my mine myself you your yours yourself we us our ours ourselves he him his himself she her hers herself "

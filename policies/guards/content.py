@@ -8,9 +8,11 @@ from typing import Final
 from policies.guards.alignment import Pair
 from policies.guards.closed_words import AGENT, MODALS
 from policies.guards.profile import Profile
-from policies.guards.statement_words import ANYBODY, KINDS, NAMED_BEFORE, POINTING, may_go
+from policies.guards.statement_words import ANYBODY, FULL, KINDS, NAMED_BEFORE, POINTING, may_go
 
 _MIN_HELD: Final = 2
+_SHARE: Final = 2
+"""At most one word in so many may be left out."""
 
 
 class ContentGuard:
@@ -25,24 +27,20 @@ class ContentGuard:
             return ""
         if not pair.statement:
             return "word"
-        told = [
-            [may_go(one.items, at, other.keys) for at in places]
-            for one, other, places in ((pair.stored, pair.new, lone), (pair.new, pair.stored, fresh))
-        ]
-        if "" in told[0] + told[1]:
-            return "word"
-        if told[0].count("full") + told[1].count("full") > 1 or _other_referents(pair):
-            return "words"
-        if max(len(lone), len(fresh)) > len(pair.alignment.order) // 2:
-            return "words"
-        if len(pair.alignment.order) < _MIN_HELD:
+        if max(len(lone), len(fresh)) > len(pair.alignment.order) // _SHARE or len(pair.alignment.order) < _MIN_HELD:
             return "nothing to go by"
+        told = [may_go(pair.stored.items, at, pair.new.keys) for at in lone]
+        told += [may_go(pair.new.items, at, pair.stored.keys) for at in fresh]
+        if "" in told:
+            return "word"
+        if told.count(FULL) > 1 or _other_referents(pair):
+            return "words"
         return "" if _told_anew(pair) else "edit"
 
 
 def _other_referents(pair: Pair) -> bool:
-    """One text points at the reader, or at anybody, where the other points at what was named; or each says of a name that
-    it is another kind of thing.
+    """One text points at anybody where the other points at what was named; or each calls a name another kind of
+    thing.
     """
     lone = {pair.stored.items[at].key for at in pair.alignment.stored_only}
     fresh = {pair.new.items[at].key for at in pair.alignment.new_only}

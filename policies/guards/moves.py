@@ -32,9 +32,9 @@ _MAX_CLAUSE: Final = 4
 _ALIKE: Final = frozenset(
     frozenset(pair.split("/"))
     for pair in listed(
-        "has/of has/with with/of with/in of/in of/for of/on in/on into/to into/in on/to to/for to/in with/by with/@by by/@by "
-        "through/by through/@by through/with over/through about/on about/of about/for and/ and/then then/ @by/ like/ "
-        "as/ when/if when/during for/in for/on for/when"
+        "has/of has/with with/of with/in of/in of/for of/on in/on into/to into/in on/to to/for to/in with/by with/@by "
+        "by/@by through/by through/@by through/with over/through about/on about/of about/for and/ and/then then/ @by/ "
+        "like/ as/ when/if when/during for/when"
     )
 )
 """Prepositions and conjunctions that may stand for each other; nothing after the slash: that may be left out."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from policies.guards.alignment import Pair
 
 

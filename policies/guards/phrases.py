@@ -188,7 +188,9 @@ comes with → include
 (is|are) equipped with → include
 (is|are) (related|devoted|dedicated) to → is about
 (related|relating|pertaining|devoted|dedicated) to → about
-(provides|provide|offers|offer|gives|give|furnishes|furnish|providing|offering) (information|guidance|instructions|details|instruction) (on|about|regarding|for) → explain
+(provides|provide|offers|offer|gives|give|furnishes|furnish) (information|guidance|details) (on|about|for) → explain
+(provides|provide|offers|offer|gives|give|furnishes|furnish) (instructions|instruction) (on|about|for) → explain
+(providing|offering|giving) (information|guidance|details|instructions) (on|about|for) → explain
 (is|are) responsible for → to
 in the form of → as
 on the fly → dynamically

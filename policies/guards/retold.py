@@ -62,7 +62,7 @@ class Retold(Comparison):
         if changed == _TO:
             # "Is used to sort", "sorts": a verb has no article.
             return not before.article and not after.article
-        if before.ending == ING or after.ending == ING:
+        if ING in {before.ending, after.ending}:
             # "To sort", "of sorting"; "by running it", "you can run it".
             return (
                 changed <= _VERBAL

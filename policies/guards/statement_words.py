@@ -12,6 +12,11 @@ from typing import Final
 from policies.guards.profile import Item
 from policies.guards.stemming import ED, stem
 
+EMPTY: Final = "empty"
+"""Says nothing, whatever the other text says."""
+FULL: Final = "full"
+"""Says nothing as long as the other text puts no word of its own in its place."""
+
 
 def stems(text: str) -> frozenset[str]:
     """Keys of the words of `text`."""
@@ -20,75 +25,84 @@ def stems(text: str) -> frozenset[str]:
 
 ANYBODY: Final = frozenset({"p:you", "p:your", "p:we", "p:our"})
 NAMED_BEFORE: Final = frozenset({"p:this", "p:these", "p:its", "p:their"})
-EMPTY: Final = stems("use utilize utilise employ suchlike namely according-to") | ANYBODY | NAMED_BEFORE
+_MARKERS: Final = stems("use utilize utilise employ suchlike namely according-to") | ANYBODY | NAMED_BEFORE
 """Point at what is named anyway, or mark an instrument."""
 
 POINTING: Final = stems("given provided following particular specific certain respective available various")
 """Say of a noun that it is the one meant; they may go only where something else is told in other words too."""
-
 _GIVEN: Final = stems("given provided")
 
 KINDS: Final = stems(
-    "function method parameter argument class option command file variable folder library package module "
-    "attribute property value dataset script object format tool flag field page"
+    "function method parameter argument class option command file variable folder library package module attribute "
+    "property value dataset script object format tool flag field page"
 )
 """Beside a literal or a name they tell what kind of thing it is."""
 
 CARRIERS: Final = stems(
-    "way manner means purpose goal aim objective process task act ability capability capacity possibility option "
-    "order functionality feature function method procedure help serve allow enable support provide offer give "
-    "furnish user task type kind set collection"
+    "way manner means purpose goal aim objective process task act ability capability capacity possibility option order "
+    "functionality feature function method procedure help serve allow enable support provide offer give furnish user "
+    "task type kind set collection"
 )
 """Before "of", "to" or "for" and a word that tells more."""
-_CALLED: Final = "w:call"
 _CARRYING: Final = frozenset({"of", "to", "for"})
-
 
 HOLDERS: Final = stems("have contain include")
 """Between two nouns they say no more than "with" or "of"."""
-GENERAL: Final = stems(
-    "allow enable permit help make take get obtain gain set perform carry conduct achieve accomplish apply involve want "
-    "wish intend design relate regard concern refer correspond associate follow adhere indicate specify determine "
+_PLACED: Final = stems(
+    "contain include store locate find list provide give specify mention available present place exist"
+)
+"""After a noun and before a preposition: "the file (stored) in the folder"."""
+_GENERAL: Final = stems(
+    "allow enable permit help make take get obtain gain set perform carry conduct achieve accomplish apply involve "
+    "want wish intend design relate regard concern refer correspond associate follow adhere indicate specify determine "
     "outline procedure action operation information detail context situation aspect part step fact tool platform "
     "resource facility utility people individual developer different associated corresponding related relevant "
     "appropriate suitable convenient useful helpful easily simply effectively efficiently properly specifically "
     "particularly together process data user feature"
 )
-"""One of them more does not change what is told, as long as the other text puts nothing in its place."""
-PLACED: Final = stems(
-    "contain include store locate find list provide give specify mention available present place exist"
-)
-"""After a noun and before a preposition: "the file (stored) in the folder"."""
+"""One of them more does not change what is told."""
+_CALLED: Final = "w:call"
 
 
 def may_go(items: list[Item], at: int, others: frozenset[str]) -> str:
-    """Why the item at `at` says nothing that the others do not say: "empty", or "full" where that holds only as long as
-    the other text says nothing of its own there; "" where it may not go.
+    """`EMPTY` or `FULL` where the item at `at` says nothing that the rest does not say; "" where it does.
+
+    `others` are the keys of the other text.
     """
     item = items[at]
-    if item.key in EMPTY or (item.key in POINTING and (item.ending == ED or item.key not in _GIVEN)):
-        return "empty"
+    if item.key in _MARKERS or (item.key in POINTING and (item.ending == ED or item.key not in _GIVEN)):
+        return EMPTY
     following = items[at + 1] if at + 1 < len(items) else None
-    if item.key in KINDS:
-        before = items[at - 1] if at else None
-        if before is not None and not item.links and _names(before):
-            return "empty"
-        if following is not None and not following.links and not following.after_comma and _names(following):
-            return "empty"
+    if item.key in KINDS and _tells_kind(items[at - 1] if at else None, item, following):
+        return EMPTY
     if following is None or following.sentence != item.sentence:
         return ""
     if item.key == _CALLED and _names(following):
-        return "empty"
+        return EMPTY
+    return FULL if _carries(item, following, others) or _places(item, following, first=not at) else ""
+
+
+def _tells_kind(before: Item | None, kind: Item, following: Item | None) -> bool:
+    if before is not None and not kind.links and _names(before):
+        return True
+    return following is not None and not following.links and not following.after_comma and _names(following)
+
+
+def _carries(item: Item, following: Item, others: frozenset[str]) -> bool:
+    """A general word, one that repeats a noun before another, or one that only carries the next."""
     if item.key in others and not following.links and not (following.after_comma or following.hard or item.hard):
         # "A column by its column name", "a column by its name".
-        return "full"
-    if item.key in GENERAL and not item.links and not item.hard and not item.opens and not item.article:
-        return "full"
-    if item.key in CARRIERS and ((following.links and following.links[-1] in _CARRYING) or "@can" in following.hard):
-        return "full"
-    if item.key in PLACED and item.ending == ED and item.form != "passive" and following.links:
-        return "full"
-    return "full" if item.key in HOLDERS and not following.links and at and not item.article else ""
+        return True
+    if item.key in _GENERAL and not (item.links or item.hard or item.opens or item.article):
+        return True
+    return item.key in CARRIERS and (following.links[-1:] != () and following.links[-1] in _CARRYING)
+
+
+def _places(item: Item, following: Item, *, first: bool) -> bool:
+    """A verb between a noun and what belongs to it, or where it is."""
+    if item.key in _PLACED and item.ending == ED and item.form != "passive" and following.links:
+        return True
+    return item.key in HOLDERS and not following.links and not first and not item.article
 
 
 def _names(item: Item) -> bool:

@@ -166,10 +166,11 @@ def _plural(word: str) -> str:
 _NOUN_ENDINGS: Final = ("ization", "isation", "ation", "ition", "ement", "ment", "ion")
 # They only look derived, or have gone their own way.
 _UNDERIVED: Final = words(
-    "department apartment statement station position section mention function question fraction action addition condition "
-    "notion portion mission passion version session nation ration document comment element moment segment experiment "
-    "environment argument instrument supplement investment equipment region religion opinion union million billion "
-    "direction division vision decision commission permission fashion mansion pension tension attention intention"
+    "department apartment statement station position section mention function question fraction action addition "
+    "condition notion portion mission passion version session nation ration document comment element moment segment "
+    "experiment environment argument instrument supplement investment equipment region religion opinion union million "
+    "billion direction division vision decision commission permission fashion mansion pension tension attention "
+    "intention"
 )
 
 

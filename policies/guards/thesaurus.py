@@ -2000,5 +2000,3 @@ GENERAL: Final = _table(_STRICT)
 """Stem → numbers of its rows; two stems with a number in common stand for each other."""
 STATEMENT: Final = _table(_GENERAL + _STATEMENT.lstrip())
 """The same where a text tells of software."""
-STATEMENT_TERMS: Final = frozenset(_table(_STATEMENT))
-"""Stems of the words by which texts tell about software."""
