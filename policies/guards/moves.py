@@ -116,6 +116,11 @@ def _instrument(move: Move) -> bool:
     places = range(move.b_one, move.b_one + move.size_b)
     verbs = [(move.one[at], move.other[move.across[at]]) for at in places]
     changed = [(here, there) for here, there in verbs if turned(here, there)]
+    if any(not _INSTRUMENT.isdisjoint(here.links) and here.links != there.links for here, there in verbs):
+        # Another agent would have taken its place.
+        return False
+    if not changed and second.form == "passive":
+        return False
     if moved.links[-1] in _INSTRUMENT:
         return bool(changed) or second.aux or second.links[-1:] == _PURPOSE or bool(second.hard)
     return moved.links[-1] in _PLACE and any(

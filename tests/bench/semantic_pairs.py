@@ -39,6 +39,9 @@ from tests.semantic_pairs import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
 Cosine = Callable[[str, str], float]
 """Similarity of two texts by an embedding."""
 SERVED_BY_COSINE = 0.9
@@ -127,7 +130,7 @@ def show(sets: Mapping[str, Tally], *, cosine: bool) -> None:
 
 
 def served_across(texts: Iterable[tuple[str, str]]) -> tuple[int, list[tuple[str, str]]]:
-    """How many pairs there are, and those that are served: texts whose first letters alone differ are not counted."""
+    """How many pairs there are, and those that are served: the same text but for capitals is not counted."""
     profiles: dict[str, Profile] = {}
     served: list[tuple[str, str]] = []
     count = 0
@@ -195,7 +198,7 @@ def minilm(folder: Path, pairs: Iterable[Pair]) -> Cosine:
 
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.stored, pair.new)))
     embedder = load_minilm(folder)
-    vectors = {}
+    vectors: dict[str, NDArray[np.float32]] = {}
     for at in range(0, len(texts), _BATCH):
         some = texts[at : at + _BATCH]
         vectors.update(zip(some, embedder.embed(some), strict=True))
