@@ -35,7 +35,16 @@ class ContentGuard:
             return "word"
         if told.count(FULL) > 1 or _other_referents(pair):
             return "words"
+        if FULL in told and _in_a_row(told, lone, fresh):
+            return "phrase"
         return "" if _told_anew(pair) else "edit"
+
+
+def _in_a_row(told: list[str], lone: list[int], fresh: list[int]) -> bool:
+    """Whether the word after one that only carries or repeats it is left out, too: then a phrase is missing."""
+    at = told.index(FULL)
+    places, place = (lone, lone[at]) if at < len(lone) else (fresh, fresh[at - len(lone)])
+    return place + 1 in places
 
 
 def _other_referents(pair: Pair) -> bool:

@@ -191,7 +191,7 @@ def _kind(move: Move) -> bool:
         (move.b_one, move.size_b, move.a_one, move.size_a),
     ):
         if name_size == 1 and kind_size <= 2 and move.one[kind + kind_size - 1].key in KINDS:
-            return move.one[name].key[0] == "l" or move.one[name].capital
+            return move.one[name].key[0] == "l" or (move.one[name].capital and kind_size == 1)
     return False
 
 

@@ -84,7 +84,8 @@ def _agent(subject: Item, agent: Item, rest: Item, opening: Item) -> bool:
 
 def _voiced(active: Item, passive: Item, patient: Item) -> bool:
     """A verb before its object, active, and behind it, passive."""
-    return passive.form == "passive" and active.form != "passive" and not passive.links and not patient.links
+    starts = patient.opens or patient.article or patient.capital or patient.key[0] != "w"
+    return starts and passive.form == "passive" and active.form != "passive" and not (passive.links or patient.links)
 
 
 def _owns(behind: Item, ahead: Item, owned: Item) -> bool:
