@@ -1,0 +1,101 @@
+"""Two texts side by side: which item of one is which of the other, worked out once for all guards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.guards.profile import Item, Profile
+
+
+@dataclass(slots=True)
+class Alignment:
+    """Positions in the items of both texts."""
+
+    order: list[tuple[int, int]]
+    """(position in the new text, position in the stored one), by the first."""
+    stored_only: list[int]
+    new_only: list[int]
+
+
+class Pair:
+    """Two texts, and what more than one guard asks of them together."""
+
+    __slots__ = ("_alignment", "new", "statement", "stored")
+
+    def __init__(self, stored: Profile, new: Profile, *, strict: bool = False) -> None:
+        self.stored = stored
+        self.new = new
+        self.statement = not strict and is_statement(stored, new)
+        """Both tell of software: other words and other constructions are allowed for."""
+        self._alignment: Alignment | None = None
+
+    @property
+    def alignment(self) -> Alignment:
+        """Worked out when first asked for."""
+        if self._alignment is None:
+            self._alignment = align(self.stored, self.new, statement=self.statement)
+        return self._alignment
+
+
+def is_statement(stored: Profile, new: Profile) -> bool:
+    """Both tell of software rather than ask: more words and more orders are the same there.
+
+    Not where the words are all the same: then their order is all there is to tell the texts apart.
+    """
+    return stored.software and new.software and not stored.question and not new.question and stored.bag != new.bag
+
+
+def align(stored: Profile, new: Profile, *, statement: bool) -> Alignment:
+    """Pairs items one to one: equal keys first, then words that may stand for each other."""
+    theirs: dict[str, list[int]] = {}
+    for at, item in enumerate(stored.items):
+        theirs.setdefault(item.key, []).append(at)
+    to: dict[int, int] = {}
+    left: list[int] = []
+    last = -1
+    for at, item in enumerate(new.items):
+        places = theirs.get(item.key)
+        if not places:
+            left.append(at)
+            continue
+        place = places[0] if len(places) == 1 else _likeliest(places, last, at, stored.items, new.items)
+        places.remove(place)
+        to[at] = last = place
+    taken = set(to.values())
+    free = [at for at in range(len(stored.items)) if at not in taken]
+    if left and free:
+        for at in list(left):
+            place = _stand_in(new.items[at], stored, free, to.get(at - 1, -2) + 1, statement=statement)
+            if place >= 0:
+                to[at] = place
+                free.remove(place)
+                left.remove(at)
+    return Alignment(sorted(to.items()), free, left)
+
+
+def _likeliest(places: list[int], last: int, at: int, stored: list[Item], new: list[Item]) -> int:
+    """Of equal items the one with the same neighbour, else the next in order, else the first."""
+    if last + 1 in places:
+        return last + 1
+    if at + 1 < len(new):
+        following = new[at + 1].key
+        for place in places:
+            if place + 1 < len(stored) and stored[place + 1].key == following:
+                return place
+    return next((place for place in places if place > last), places[0])
+
+
+def _stand_in(item: Item, stored: Profile, free: list[int], expected: int, *, statement: bool) -> int:
+    """A free item of the stored text that may stand for `item`: the one expected there, else the first."""
+    rows = item.statement if statement else item.general
+    if not rows:
+        return -1
+    found = -1
+    for place in free:
+        other = stored.items[place]
+        if not rows.isdisjoint(other.statement if statement else other.general):
+            if place == expected:
+                return place
+            if found < 0:
+                found = place
+    return found

@@ -1,0 +1,72 @@
+"""All guards as one question: may these two texts share an answer?"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from policies.guards.alignment import Pair
+from policies.guards.base import REWORDED, SAME_TEXT, STRICT, Guard, Verdict
+from policies.guards.content import ContentGuard
+from policies.guards.contrasts import ContrastGuard
+from policies.guards.language import LanguageGuard, LengthGuard
+from policies.guards.literals import LiteralGuard
+from policies.guards.modality import ModalityGuard
+from policies.guards.names import NameGuard
+from policies.guards.negation import NegationGuard
+from policies.guards.numbers import DateGuard, NumberGuard
+from policies.guards.order import OrderGuard
+from policies.guards.profile import Profile
+from policies.guards.quantities import QuantityGuard
+
+GUARDS: Final[tuple[Guard, ...]] = (
+    LengthGuard(), LanguageGuard(), NumberGuard(), DateGuard(), LiteralGuard(), NegationGuard(), QuantityGuard(),
+    NameGuard(), ModalityGuard(), ContentGuard(), ContrastGuard(), OrderGuard(),
+)  # fmt: skip
+"""All there are, the cheap ones first."""
+
+_NO_PROFILE: Final = Verdict(same=False, guard="profile", reason="missing")
+_NO_GUARDS: Final = Verdict(same=False, guard="guards", reason="none")
+_FAILED: Final = "failed"
+_SAME: Final = {strength: Verdict(same=True, strength=strength) for strength in (REWORDED, STRICT, SAME_TEXT)}
+
+
+def check(
+    stored: Profile | None, new: Profile | None, guards: tuple[Guard, ...] = GUARDS, *, strict: bool = False
+) -> Verdict:
+    """Whether no guard objects. What is missing, and a guard that fails, refuses.
+
+    `strict` leaves out the looser rules for statements about software; `Verdict.strength` tells whether they were
+    needed, so that evidence can be gathered for each strength by itself.
+    """
+    if stored is None or new is None:
+        return _NO_PROFILE
+    if not guards:
+        return _NO_GUARDS
+    if stored.exact == new.exact and stored.exact:
+        return _SAME[SAME_TEXT]
+    pair = Pair(stored, new, strict=strict)
+    refusal = _refusal(pair, guards)
+    if refusal is not None:
+        return refusal
+    if pair.statement and _refusal(Pair(stored, new, strict=True), guards) is not None:
+        return _SAME[REWORDED]
+    return _SAME[STRICT]
+
+
+def _refusal(pair: Pair, guards: tuple[Guard, ...]) -> Verdict | None:
+    for guard in guards:
+        try:
+            reason = guard.refuses(pair)
+        except Exception:  # noqa: BLE001 - a guard that fails is a miss, whatever went wrong
+            reason = _FAILED
+        if reason:
+            return Verdict(same=False, guard=guard.name, reason=reason)
+    return None
+
+
+def objections(stored: Profile, new: Profile, *, strict: bool = False) -> dict[str, str]:
+    """Every guard that refuses, with its reason: for benchmarks, which ask what each one is good for."""
+    if stored.exact == new.exact and stored.exact:
+        return {}
+    pair = Pair(stored, new, strict=strict)
+    return {guard.name: reason for guard in GUARDS if (reason := guard.refuses(pair))}

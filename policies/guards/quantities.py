@@ -1,0 +1,39 @@
+"""All, some, none, only, more, less, often: how much, how many, how often, to what degree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from policies.guards.alignment import Pair
+from policies.guards.closed_words import QUANTIFIER
+from policies.guards.word_lists import words
+
+QUANTIFIER_MARKS: Final = frozenset(QUANTIFIER.values())
+_MILD: Final = words("either both such also")
+"""What a statement may add or leave out."""
+_GROUPS: Final = (frozenset({"many", "several"}), frozenset({"all", "each"}))
+"""What stands for each other there."""
+
+
+class QuantityGuard:
+    """Refuses another quantifier, adverb of degree or comparative."""
+
+    name = "quantity"
+
+    def refuses(self, pair: Pair) -> str:
+        """See `Guard`."""
+        stored, new = pair.stored, pair.new
+        if stored.bag == new.bag and stored.marks != new.marks:
+            # "From least to most", "from most to least".
+            return "order"
+        if stored.hard == new.hard:
+            return ""
+        before, after = (Counter(mark for mark in p.hard if mark in QUANTIFIER_MARKS) for p in (stored, new))
+        if before == after:
+            return ""
+        if pair.statement:
+            lone, fresh = set(before - after) - _MILD, set(after - before) - _MILD
+            if lone == fresh or any(lone | fresh == group and lone and fresh for group in _GROUPS):
+                return ""
+        return "quantity"
