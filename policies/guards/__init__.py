@@ -1,0 +1,1 @@
+"""Whether two questions that look alike mean the same, judged without a model: see `check.py`."""

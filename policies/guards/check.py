@@ -1,0 +1,53 @@
+"""All guards as one question: may these two texts share an answer?"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from policies.guards.base import SAME, Guard, Verdict
+from policies.guards.content import ContentGuard
+from policies.guards.contrasts import ContrastGuard
+from policies.guards.language import LanguageGuard, LengthGuard
+from policies.guards.literals import LiteralGuard
+from policies.guards.modality import ModalityGuard
+from policies.guards.names import NameGuard
+from policies.guards.negation import NegationGuard
+from policies.guards.numbers import DateGuard, NumberGuard
+from policies.guards.order import OrderGuard
+from policies.guards.profile import Profile
+from policies.guards.quantities import QuantityGuard
+
+GUARDS: Final[tuple[Guard, ...]] = (
+    LengthGuard(), LanguageGuard(), NumberGuard(), DateGuard(), LiteralGuard(), NegationGuard(), QuantityGuard(),
+    NameGuard(), ModalityGuard(), ContentGuard(), ContrastGuard(), OrderGuard(),
+)  # fmt: skip
+"""All there are, the cheap ones first."""
+
+_NO_PROFILE: Final = Verdict(same=False, guard="profile", reason="missing")
+_NO_GUARDS: Final = Verdict(same=False, guard="guards", reason="none")
+_FAILED: Final = "failed"
+
+
+def check(stored: Profile | None, new: Profile | None, guards: tuple[Guard, ...] = GUARDS) -> Verdict:
+    """Whether no guard objects. What is missing, and a guard that fails, refuses."""
+    if stored is None or new is None:
+        return _NO_PROFILE
+    if not guards:
+        return _NO_GUARDS
+    if stored.exact == new.exact and stored.exact:
+        return SAME
+    for guard in guards:
+        try:
+            reason = guard.refuses(stored, new)
+        except Exception:  # noqa: BLE001 - a guard that fails is a miss, whatever went wrong
+            reason = _FAILED
+        if reason:
+            return Verdict(same=False, guard=guard.name, reason=reason)
+    return SAME
+
+
+def objections(stored: Profile, new: Profile) -> dict[str, str]:
+    """Every guard that refuses, with its reason: for benchmarks, which ask what each one is good for."""
+    if stored.exact == new.exact and stored.exact:
+        return {}
+    return {guard.name: reason for guard in GUARDS if (reason := guard.refuses(stored, new))}

@@ -1,0 +1,396 @@
+"""What guards compare of a text, worked out once: `profile(text)`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final
+
+from policies.guards.closed_words import (
+    AUXILIARY,
+    CONJUNCTION,
+    DIRECTION,
+    DISCOURSE,
+    ENGLISH,
+    FOREIGN,
+    MODAL,
+    NEGATION,
+    PAST_AUXILIARY,
+    PREPOSITION,
+    PRESENT_BE,
+    PRONOUN,
+    QUANTIFIER,
+    QUESTION,
+    SILENT,
+)  # fmt: skip
+from policies.guards.numerals import CARDINALS, MONTHS, ORDINALS, SCALES, plain, spoken_number, unit_of, written_number
+from policies.guards.stemming import BASE, ED, ING, root, stem
+from policies.guards.thesaurus import GENERAL, STATEMENT
+from policies.guards.tokens import COMMA, LITERAL, NUMBER, STOP, WORD, Token, fold, tokenize
+from policies.guards.word_lists import listed, words
+
+MAX_CHARACTERS: Final = 2_000
+MAX_WORDS: Final = 256
+_NOTHING: Final[frozenset[int]] = frozenset()
+_NO_MARKS: Final[frozenset[str]] = frozenset()
+_SOFTWARE: Final = frozenset(
+    stem(word)[0]
+    for word in listed(
+        "dataset metadata api python software schema tokenizer repository parameter url boolean json csv "
+        "javascript runtime compiler backend frontend filesystem tensor pytorch tensorflow numpy linux sql "
+        "dataframe "
+        "tuple"
+    )
+)
+_PERHAPS_SOFTWARE: Final = frozenset(
+    stem(word)[0]
+    for word in listed(
+        "function method class library program table column row file data script command server model document "
+        "documentation page object string array index feature code module package directory folder database user "
+        "download install configuration format field query token cache memory disk version page return yield "
+        "select guide tutorial schema table combine slice "
+        "select"
+    )
+)
+_ENOUGH: Final = 2
+
+
+@dataclass(slots=True)
+class Item:
+    """A content word, a number or a literal, and what the closed-class words before it say."""
+
+    key: str
+    """Stem, value with unit, or the literal; the first letter tells which."""
+    general: frozenset[int] = _NOTHING
+    statement: frozenset[int | str] = _NOTHING
+    ending: str = BASE
+    form: str = ""
+    """past, prog, passive or perfect, by the auxiliary before it."""
+    capital: bool = False
+    possessive: bool = False
+    article: bool = False
+    sentence: int = 0
+    after_comma: bool = False
+    opens: bool = False
+    """The first item of a sentence."""
+    hard: frozenset[str] = _NO_MARKS
+    """Negation, quantifiers, modals, comparatives, question words."""
+    links: tuple[str, ...] = ()
+    """Prepositions and conjunctions, in order."""
+
+
+@dataclass(slots=True)
+class Profile:
+    """One text as guards see it."""
+
+    exact: str
+    """The text with only its white space and its last full stop put aside."""
+    folded: str
+    bag: tuple[str, ...] = ()
+    """Its words in alphabetical order."""
+    too_long: bool = False
+    english: bool = True
+    software: bool = False
+    question: bool = False
+    answer: str = ""
+    """The yes or no that it begins with."""
+    opening: str = ""
+    """What is asked for: how, what, ..., "yes/no", or "" for a statement or a command."""
+    items: list[Item] = field(default_factory=list)
+    keys: frozenset[str] = frozenset()
+    numbers: tuple[str, ...] = ()
+    literals: tuple[str, ...] = ()
+    dates: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
+    negations: tuple[str, ...] = ()
+    hard: tuple[str, ...] = ()
+    tense: tuple[str, ...] = ()
+    """past, perfect, as auxiliaries tell."""
+    tail: frozenset[str] = _NO_MARKS
+    tail_links: tuple[str, ...] = ()
+    directions: tuple[str, ...] = ()
+    """Prepositions of place, time and direction, which no other wording changes."""
+    strict_order: bool = False
+
+
+_DATE_WORDS = frozenset(MONTHS) - {"may", "march", "mar"} | words(
+    "monday tuesday wednesday thursday friday saturday sunday today tomorrow yesterday tonight morning afternoon "
+    "evening "
+    ""
+    "night noon midnight weekend weekday spring summer autumn fall winter christmas easter"
+)
+_EDGES = ",.;:!?()"
+_COMPARING = frozenset({"than", "instead", "before", "after", "unlike", "until"})
+_CLAUSES = frozenset({"when", "where"})
+_END = Token(STOP, "")
+_STRICT_ORDER = words("respectively former latter vice versa")
+
+
+def profile(text: str) -> Profile:
+    """Everything guards need of `text`. Never raises; what is too long is only compared as a whole."""
+    raw = fold(text).strip()
+    exact = raw if "\n" in raw else " ".join(raw.split())
+    bare = exact.rstrip(" .?!")
+    made = Profile(exact=bare or exact, folded=(bare or exact).casefold())
+    if len(raw) > MAX_CHARACTERS or raw.count(" ") > MAX_WORDS:
+        made.too_long = True
+        return made
+    tokens = tokenize(raw)
+    if len(tokens) > 2 * MAX_WORDS:
+        made.too_long = True
+        return made
+    made.english = _is_english(tokens)
+    made.bag = tuple(sorted(word.strip(_EDGES) for word in made.folded.split()))
+    _Reader(made, tokens, raw).read()
+    return made
+
+
+def _is_english(tokens: list[Token]) -> bool:
+    words = [token.text for token in tokens if token.kind == WORD]
+    if not words:
+        return True
+    own = sum(word in ENGLISH or word[0] == "@" for word in words)
+    foreign = sum(word in FOREIGN and word not in ENGLISH for word in words)
+    strange = sum(not word.isascii() for word in words)
+    other_script = any(ord(letter) > 0x24F for word in words for letter in word if not letter.isascii())
+    return not other_script and foreign <= own // 3 and strange * 4 <= len(words) and (own > 0 or len(words) < 3)
+
+
+@lru_cache(maxsize=20_000)
+def _lexical(word: str) -> tuple[str, str, frozenset[int], frozenset[int | str]]:
+    """Stem, ending, and what may stand for the word: in any text, and where one tells of software."""
+    base, ending = stem(word)
+    return base, ending, GENERAL.get(base, _NOTHING), frozenset({*STATEMENT.get(base, ()), root(base)})
+
+
+def _tells_of_software(tokens: list[Token]) -> bool:
+    stems = {stem(token.text)[0] for token in tokens if token.kind == WORD}
+    return (
+        not stems.isdisjoint(_SOFTWARE)
+        or any(token.kind == LITERAL and len(token.text) > 1 for token in tokens)
+        or len(stems & _PERHAPS_SOFTWARE) >= _ENOUGH
+    )
+
+
+class _Reader:
+    """Walks over the tokens once, gathering marks until an item takes them."""
+
+    def __init__(self, made: Profile, tokens: list[Token], raw: str) -> None:
+        self.made = made
+        self.tokens = tokens
+        self.hard: list[str] = []
+        self.links: list[str] = []
+        self.aux = ""
+        self.tense: list[str] = []
+        self.negations: list[str] = []
+        self.sentence = 0
+        self.comma = False
+        self.article = False
+        self.opens = True
+        self.question = raw.rstrip().endswith("?")
+
+    def read(self) -> None:
+        made, tokens = self.made, self.tokens
+        made.software = _tells_of_software(tokens)
+        made.opening = self._opening()
+        made.answer = tokens[0].text if tokens and tokens[0].text in {"yes", "no"} and tokens[1:2] else ""
+        made.question = self.question or bool(made.opening)
+        at = 0
+        while at < len(tokens):
+            at += self._step(at)
+        items = made.items
+        made.tail, made.tail_links = frozenset(self.hard), tuple(self.links)
+        made.keys = frozenset(item.key for item in items)
+        made.numbers = tuple(sorted(item.key for item in items if item.key[0] in "nd"))
+        made.literals = tuple(sorted(item.key for item in items if item.key[0] == "l"))
+        made.dates = tuple(sorted(item.key for item in items if item.key[0] == "d" or item.key[2:] in _DATE_WORDS))
+        made.names = frozenset(item.key for item in items if item.capital)
+        marks = [mark for item in items for mark in item.hard] + self.hard
+        made.negations, made.tense = tuple(sorted(self.negations)), tuple(sorted(self.tense))
+        made.hard = tuple(sorted(mark for mark in marks if mark not in NEGATION))
+        links = [link for item in items for link in item.links] + self.links
+        made.directions = tuple(sorted(link for link in links if link in DIRECTION)) + (
+            ("or",) if "or" in links else ()
+        )
+        made.strict_order = (
+            not _COMPARING.isdisjoint(links)
+            or not _COMPARING.isdisjoint(made.negations)
+            or bool(_STRICT_ORDER & {item.key[2:] for item in items})
+        )
+
+    def _opening(self) -> str:
+        for token, following in pairwise([*self.tokens, _END]):
+            if token.kind == WORD:
+                if token.text == "@ask" or token.text in DISCOURSE:
+                    continue
+                if token.text == "@how":
+                    return "@how"
+                if token.text in QUESTION:
+                    asks = self.question or following.text in AUXILIARY or following.text in MODAL
+                    return QUESTION[token.text] if asks or token.text not in _CLAUSES else ""
+                if token.text in AUXILIARY or (token.text in MODAL and token.text[0] != "@"):
+                    return "yes/no" if self.question else ""
+            break
+        return ""
+
+    def _step(self, at: int) -> int:
+        token = self.tokens[at]
+        if token.kind in {STOP, COMMA}:
+            if token.kind == STOP:
+                self.sentence += 1
+                self.opens = True
+            self.comma = True
+            self.aux = ""
+            return 1
+        if token.kind == LITERAL:
+            self._item(Item("l:" + token.text, possessive=token.possessive))
+            return 1
+        if token.kind == NUMBER or token.text in CARDINALS or token.text in SCALES or token.text in ORDINALS:
+            taken = self._number(at)
+            if taken:
+                return taken
+        return self._word(at, token)
+
+    def _word(self, at: int, token: Token) -> int:
+        word = token.text
+        if word in MONTHS and (taken := self._day(at)):
+            return taken
+        if word in PRONOUN:
+            self._item(Item("p:" + word))
+        elif word in {"a", "an", "the"}:
+            self.article = True
+        elif word in NEGATION:
+            self._negation(word, at)
+        elif word in AUXILIARY:
+            self._auxiliary(word, at)
+        elif word in MODAL:
+            self.hard.append(MODAL[word])
+            self.aux = ""
+        elif not self._marked(token):
+            self._content(token)
+        return 1
+
+    def _marked(self, token: Token) -> bool:
+        """Whether the word only marks what follows; if so, the mark is taken down."""
+        word = token.text
+        link = PREPOSITION.get(word) or CONJUNCTION.get(word)
+        asks = token.first and self.made.opening == word
+        if link or (word in _CLAUSES and not asks):
+            self.links.append(link or word)
+        elif word in QUESTION and (token.first or word not in SILENT):
+            self.hard.append(QUESTION[word])
+        elif word in QUANTIFIER:
+            self.hard.append(QUANTIFIER[word])
+        elif word[0] == "@":
+            self.hard.extend([word] if word != "@ask" else [])
+        else:
+            return word in SILENT or word in DISCOURSE or (word == "yes" and token.first)
+        return True
+
+    def _negation(self, word: str, at: int) -> None:
+        answers = word == "no" and self.tokens[at].first and self.tokens[at + 1 : at + 2]
+        if not (answers and answers[0].kind == COMMA):
+            self.hard.append(word)
+            self.negations.append(word)
+
+    def _auxiliary(self, word: str, at: int) -> None:
+        if word in PAST_AUXILIARY or (word == "used" and self.aux == "past"):
+            self.tense.append("past")
+        if word == "been":
+            self.tense.append("perfect")
+        if word in {"has", "have", "had", "having"}:
+            following = self.tokens[at + 1] if at + 1 < len(self.tokens) else None
+            if (
+                following is None
+                or following.kind != WORD
+                or not (stem(following.text)[1] == ED or following.text in {"been", "not", "ever", "never", "already"})
+            ):
+                if self.aux != "do" and not (following and following.text in PRONOUN):
+                    self._item(Item("w:have", _NOTHING, STATEMENT.get("have", _NOTHING)))
+                return
+            self.aux = "have"
+            self.tense.append("perfect")
+        elif word in PRESENT_BE or word in {"was", "were"}:
+            self.aux = "be"
+        else:
+            self.aux = "do"
+
+    def _content(self, token: Token) -> None:
+        base, ending, general, statement = _lexical(token.text)
+        form = ""
+        if ending == ED:
+            form = {"be": "passive", "have": "perfect"}.get(self.aux, "ed")
+        elif ending == ING and self.aux == "be":
+            form = "prog"
+        capital = token.capital and not token.first
+        self._item(
+            Item(
+                "w:" + base,
+                _NOTHING if capital else general,
+                _NOTHING if capital else statement,
+                ending,
+                form,
+                capital,
+                token.possessive,
+            )
+        )
+        if ending == BASE or form:
+            self.aux = self.aux if ending == BASE and not form else ""
+
+    def _number(self, at: int) -> int:
+        tokens = self.tokens
+        token = tokens[at]
+        if token.kind == NUMBER:
+            read = written_number(token.text)
+            if read is None:
+                return 0
+            (value, unit), used = read, 1
+            scale = tokens[at + 1].text if at + 1 < len(tokens) and tokens[at + 1].kind == WORD else ""
+            if scale in SCALES:
+                value, used = value * SCALES[scale], 2
+        else:
+            words = [t.text for t in tokens[at : at + 12]]
+            spoken = spoken_number(words)
+            if spoken is None:
+                return 0
+            value, used, ordinal = spoken
+            unit = "th" if ordinal else ""
+        if not unit or unit == "th":
+            after = at + used
+            if after < len(tokens) and tokens[after].kind == WORD and tokens[after].text == "of":
+                after += unit == "th"
+            if after < len(tokens) and tokens[after].text in MONTHS and 1 <= value <= 31 and value == int(value):
+                self._item(Item(f"d:{MONTHS[tokens[after].text]}-{int(value)}"))
+                return after + 1 - at
+        if (
+            not unit
+            and at + used < len(tokens)
+            and tokens[at + used].kind == WORD
+            and (name := unit_of(tokens[at + used].text))
+        ):
+            unit, used = name, used + 1
+        key = f"n:{plain(value)}{':' + unit if unit else ''}"
+        # "One" and "single": in a statement the number is the word's neighbour.
+        self._item(Item(key, _NOTHING, STATEMENT.get("one", _NOTHING) if key == "n:1" else _NOTHING))
+        return used
+
+    def _day(self, at: int) -> int:
+        """A month and a day of it, in this order."""
+        tokens = self.tokens
+        if at + 1 < len(tokens) and tokens[at + 1].kind == NUMBER:
+            read = written_number(tokens[at + 1].text)
+            if read and read[1] in {"", "th"} and read[0] == int(read[0]) and 1 <= read[0] <= 31:
+                self._item(Item(f"d:{MONTHS[tokens[at].text]}-{int(read[0])}"))
+                return 2
+        return 0
+
+    def _item(self, item: Item) -> None:
+        item.hard, item.links = frozenset(self.hard) if self.hard else _NO_MARKS, tuple(self.links)
+        item.sentence, item.after_comma, item.article, item.opens = self.sentence, self.comma, self.article, self.opens
+        if self.hard:
+            self.hard = []
+        if self.links:
+            self.links = []
+        self.comma = self.article = self.opens = False
+        self.made.items.append(item)

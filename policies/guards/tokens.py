@@ -1,0 +1,158 @@
+"""Text → tokens: words, numbers, ends of clauses, and literals, which are compared as they are written."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Final, NamedTuple
+
+from policies.guards.phrases import PHRASES
+
+WORD: Final = "w"
+NUMBER: Final = "n"
+LITERAL: Final = "l"
+STOP: Final = "."
+COMMA: Final = ","
+
+
+class Token(NamedTuple):
+    """A word, a number, a literal, or the end of a clause or sentence."""
+
+    kind: str
+    text: str
+    """A word in lower case; a number or a literal as written; "" where a clause or a sentence ends."""
+    capital: bool = False
+    """A word written with a capital; `first` tells whether a sentence begins there, which explains it."""
+    first: bool = False
+    possessive: bool = False
+
+
+_CURLY = str.maketrans({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0: " ", 0x2013: "-", 0x2014: " - "})
+_SPAN: Final = re.compile(
+    r"```.*?```|`[^`\n]+`|\"[^\"\n]+\"|(?<![\w'])'[^'\n]{1,60}'(?!\w)|[«„][^»“\n]+[»“]", re.DOTALL
+)
+_PLAIN: Final = re.compile(r"[^\W\d_]+(?:'[^\W\d_]{1,2})?\Z")
+_HYPHENED: Final = re.compile(r"(?:[^\W_]+[-/])+[^\W_]+\Z")
+_NUMBER: Final = re.compile(
+    r"[-+]?[$€£¥]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:%|°?[A-Za-zµ]{1,5}|°)?\Z|[-+]?\.\d+\Z",
+)
+_INNER_CAPITAL: Final = re.compile(r"[a-z][A-Z]|[A-Z]{2,}[a-z]{2}")
+_OPENING = "([{<\"'*¿¡"
+_CLOSING = ")]}>,.;:!?\"'*"
+_SHORT = {"'m": "am", "'re": "are", "'ve": "have", "'ll": "will", "'d": "would"}
+
+
+def fold(text: str) -> str:
+    """The same characters for the same text: compatibility forms, curly quotes and dashes."""
+    return unicodedata.normalize("NFKC", text).translate(_CURLY)
+
+
+def tokenize(text: str) -> list[Token]:
+    """Tokens of folded `text`, phrases put in their place."""
+    tokens: list[Token] = []
+    at = 0
+    for span in _SPAN.finditer(text):
+        _add_chunks(text[at : span.start()], tokens)
+        tokens.append(Token(LITERAL, span.group().strip("`\"'«»„“")))
+        at = span.end()
+    _add_chunks(text[at:], tokens)
+    return _with_phrases(tokens)
+
+
+def _add_chunks(text: str, tokens: list[Token]) -> None:
+    for chunk in text.split():
+        core = chunk.lstrip(_OPENING)
+        stripped = core.rstrip(_CLOSING)
+        tail = core[len(stripped) :]
+        if tail.startswith(")") and stripped.count("(") > stripped.count(")"):
+            stripped, tail = stripped + ")", tail[1:]
+        if tail.startswith("]") and stripped.count("[") > stripped.count("]"):
+            stripped, tail = stripped + "]", tail[1:]
+        if chunk[0] in "([{" and len(core) < len(chunk):
+            tokens.append(Token(COMMA, ""))
+        if stripped in {"e.g", "i.e"}:
+            tokens.append(Token(WORD, "suchlike" if stripped == "e.g" else "namely"))
+            continue
+        if stripped:
+            _add_core(stripped, tokens)
+        if tail:
+            stops = any(mark in tail for mark in ".?!;")
+            tokens.append(Token(STOP, "") if stops else Token(COMMA, ""))
+
+
+def _add_core(core: str, tokens: list[Token]) -> None:
+    first = not tokens or tokens[-1].kind == STOP
+    if _PLAIN.match(core):
+        if _INNER_CAPITAL.search(core) and not core.endswith("'s"):
+            tokens.append(Token(LITERAL, core))
+        else:
+            _add_word(core, tokens, first)
+    elif core[-1].isalnum() is False and core in {"&", "+", "-"}:
+        tokens.append(Token(WORD, "and") if core == "&" else Token(LITERAL if core == "+" else COMMA, core))
+    elif _NUMBER.match(core):
+        tokens.append(Token(NUMBER, core))
+    elif _HYPHENED.match(core) and not _INNER_CAPITAL.search(core):
+        _add_hyphened(core, tokens)
+    elif core.endswith("'s") and len(core) > 2:
+        _add_core(core[:-2], tokens)
+        tokens[-1] = tokens[-1]._replace(possessive=True)
+    elif any(letter.isalnum() or letter in "=<>*/\\^|~$€£#@" for letter in core):
+        tokens.append(Token(LITERAL, core))
+
+
+def _add_word(core: str, tokens: list[Token], first: bool) -> None:
+    lower = core.lower()
+    capital = core[0].isupper()
+    if lower.endswith("n't"):
+        stem = {"can't": "can", "won't": "will", "shan't": "shall", "ain't": "is"}.get(lower, lower[:-3])
+        tokens.extend((Token(WORD, stem, capital, first), Token(WORD, "not")))
+        return
+    base, mark, end = lower.partition("'")
+    if not mark:
+        tokens.append(Token(WORD, lower, capital, first))
+    elif mark + end in _SHORT:
+        tokens.extend((Token(WORD, base, capital, first), Token(WORD, _SHORT[mark + end])))
+    elif end == "s" and base in {"what", "who", "where", "when", "how", "that", "there", "it", "he", "she", "here"}:
+        tokens.extend((Token(WORD, base, capital, first), Token(WORD, "is")))
+    elif end in {"s", ""}:
+        tokens.append(Token(WORD, base, capital, first, possessive=True))
+    elif lower == "let's":
+        tokens.extend((Token(WORD, "let", capital, first), Token(WORD, "us")))
+    else:
+        tokens.append(Token(LITERAL, core))
+
+
+def _add_hyphened(core: str, tokens: list[Token]) -> None:
+    if core.lower() in {"state-of-the-art", "cutting-edge"}:
+        tokens.append(Token(WORD, "state-of-the-art"))
+        return
+    pieces = re.split(r"([-/])", core)
+    if all(piece.isdigit() for piece in pieces[::2]):
+        tokens.append(Token(LITERAL, core))
+        return
+    for piece in pieces:
+        if piece == "/":
+            tokens.append(Token(WORD, "or"))
+        elif piece != "-":
+            _add_core(piece, tokens)
+
+
+def _with_phrases(tokens: list[Token]) -> list[Token]:
+    result: list[Token] = []
+    at = 0
+    count = len(tokens)
+    while at < count:
+        token = tokens[at]
+        rows = PHRASES.get(token.text) if token.kind == WORD else None
+        for words, becomes in rows or ():
+            size = len(words)
+            if at + size <= count and all(
+                tokens[at + n].text == words[n] and tokens[at + n].kind == WORD for n in range(1, size)
+            ):
+                result.extend(Token(WORD, word, first=token.first and not n) for n, word in enumerate(becomes))
+                at += size
+                break
+        else:
+            result.append(token)
+            at += 1
+    return result

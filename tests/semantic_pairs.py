@@ -1,0 +1,52 @@
+"""Pairs of questions that look alike: our own, and published sets where they are at hand.
+
+The published sets do not come with the repository. They are looked for in `shared/data/similarity` beside any folder
+above this one, or where `PREFIXGATE_SIMILARITY_DATA` says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+OWN = HERE / "data/semantic/guard_pairs.jsonl"
+CHECKLIST = "checklist_qqp_mft_sample100.jsonl"
+GPTCACHE = "gptcache/mock_data.json"
+
+# Labelled as the same in the set, though its name, and English, say that order matters: "is Ann hurting Bob?".
+MISLABELLED = "Order does matter for asymmetric relations"
+
+
+class Pair(NamedTuple):
+    kind: str
+    stored: str
+    new: str
+    same: bool
+
+
+def own_pairs() -> list[Pair]:
+    """Our own sentences; no guard was fitted to a published set alone."""
+    rows = [json.loads(line) for line in OWN.read_text().splitlines()]
+    return [Pair(row["kind"], row["a"], row["b"], row["same"]) for row in rows]
+
+
+def published_folder() -> Path | None:
+    """Where the published sets lie; None where they do not."""
+    named = os.environ.get("PREFIXGATE_SIMILARITY_DATA")
+    places = [Path(named)] if named else [folder / "shared/data/similarity" for folder in HERE.parents]
+    return next((place for place in places if (place / CHECKLIST).exists() and (place / GPTCACHE).exists()), None)
+
+
+def checklist_pairs(folder: Path) -> list[Pair]:
+    """CheckList's question pairs, whose kind is the name of the test that they belong to."""
+    rows = [json.loads(line) for line in (folder / CHECKLIST).read_text().splitlines()]
+    return [Pair(row["test"], row["q1"], row["q2"], bool(row["label"]) and row["test"] != MISLABELLED) for row in rows]
+
+
+def gptcache_pairs(folder: Path) -> list[Pair]:
+    """GPTCache's statements and their paraphrases, in the order of the file; all positive."""
+    rows = json.loads((folder / GPTCACHE).read_text())
+    return [Pair("paraphrase", row["origin"], row["similar"], same=True) for row in rows]
