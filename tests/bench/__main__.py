@@ -10,7 +10,7 @@ _NAMES = (
     "dataplane", "stages", "tokens", "index", "routing", "sessions", "simulated", "churn", "slow_clients",
     "chaos", "worker", "worker_model", "kv_codec", "disk_store", "redis_store", "eviction", "restore_price",
     "restore", "admission", "admission_slo", "cases", "response_cache", "host_store", "latency_model",
-    "tenant_timing", "tiers", "response_hits", "embedding", "semantic_bound", "semantic_pairs",
+    "tenant_timing", "tiers", "response_hits", "embedding", "semantic_bound", "semantic_pairs", "similarity",
 )  # fmt: skip
 
 if __name__ == "__main__":
