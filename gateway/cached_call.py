@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gateway.calls import Call
     from gateway.exchange import Exchange
     from gateway.response_caching import ResponseCaching
+    from gateway.semantic_call import Meaning, Wishes
 
 
 class Result:
@@ -25,6 +26,8 @@ class Result:
     MISS: Final = "miss"
     BYPASS: Final = "bypass"
     STALE: Final = "stale"
+    SEMANTIC: Final = "semantic"
+    """Another request's, which means the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ class CachedCall:
     timer: asyncio.TimerHandle | None = None
     fallback: Found | None = None
     """What answers in place of a server's error."""
+    wishes: Wishes | None = None
+    """None: nothing is served to it by meaning."""
+    meaning: Meaning | None = None
+    """Where it may be answered by meaning, or teach something."""
 
     def record(self, data: bytes) -> None:
         """More of the answer's body."""

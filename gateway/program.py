@@ -24,7 +24,7 @@ from backends.tls import UpstreamTls
 from backends.worker_spec import WorkerSpec
 from cache.prefix_index import PrefixIndex
 from cache.tokenizer import Tokenizer
-from gateway import assembly, response_assembly
+from gateway import assembly, response_assembly, semantic_assembly
 from gateway.admin.recent import RecentRequests
 from gateway.admin.server import AdminServer
 from gateway.admission import AdmissionGate
@@ -45,12 +45,14 @@ from gateway.reload import Reloader, StoppingError
 from gateway.request_record import Observer
 from gateway.response_caching import ResponseCaching
 from gateway.routes import RouteTable
+from gateway.semantic_caching import SemanticCaching
 from gateway.shared_limits import LimitSharing
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.exposition import make_registry
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.response_metrics import ResponseMetrics
+from gateway.telemetry.semantic_metrics import SemanticMetrics
 from gateway.telemetry.span_export import SpanExport
 from gateway.telemetry.tenant_metrics import TenantMetrics
 from gateway.telemetry.trace_context import trace_of
@@ -124,6 +126,8 @@ class Program:
         self.pipeline.tenancy = tenancy_of(config, self.loop.time())
         self._take_up_admission(config)
         self.responses = response_assembly.open_responses(config)
+        self.semantic: SemanticCaching | None = None
+        self._take_up_semantic(semantic_assembly.open_semantic(config), config)
         self._take_up_responses(config)
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
@@ -134,10 +138,9 @@ class Program:
         self.spans = self._exporter(config)
         self._sending: asyncio.Task[None] | None = None
         self._observe(config)
-        registry = make_registry(
-            gauges_of(self), self.metrics, self.tenant_metrics, self.admission_metrics, self.response_metrics
-        )
-        self.admin = AdminServer(ProgramControl(self), registry, self.recent)
+        own = self.tenant_metrics, self.admission_metrics, self.response_metrics
+        registry = make_registry(gauges_of(self), self.metrics, *own, SemanticMetrics(self.semantic_in_force))
+        self.admin = AdminServer(ProgramControl(self), registry, self.recent, semantic=self.semantic_in_force)
         self.watchdog = Watchdog(self.state, self.pipeline)
         self.server = HttpServer(
             self.pipeline,
@@ -183,6 +186,8 @@ class Program:
             await _within(_END_SECONDS, self.sharing.close(), "the sharing of limits")
         if self.spans is not None:
             await _within(_END_SECONDS, self.spans.close(), "spans")
+        if self.semantic is not None:
+            await _within(3 * _END_SECONDS, self.semantic.close(), "the semantic cache")
         if self.responses is not None:
             closing = self.loop.run_in_executor(None, self.responses.close)
             await _within(3 * _END_SECONDS, _done(closing), "the response cache")
@@ -213,11 +218,17 @@ class Program:
         if config.listen.tls is not None and config.listen.tls != self.config.listen.tls:
             ServerTls(config.listen.tls)  # else the restart that it waits for would fail
         responses = self.responses or await self.loop.run_in_executor(None, response_assembly.open_responses, config)
+        semantic = None
+        if self.semantic is None:
+            semantic = await self.loop.run_in_executor(None, semantic_assembly.open_semantic, config)
         spans = self.spans if _same_collector(self.config, config) else self._exporter(config)
         tenancy = tenancy_of(config, self.loop.time(), before=self.pipeline.tenancy)
         if self.stopping:
+            if semantic is not None:
+                await self.loop.run_in_executor(None, semantic.close)
             raise StoppingError("the gateway is stopping")
         self.responses = responses
+        self._take_up_semantic(semantic, config)
         restart = _needs_restart(self.config, config)
         self._put_in_force(config, tokenizers, specs, spans)
         self.pipeline.tenancy = tenancy
@@ -329,6 +340,20 @@ class Program:
         if gate is not None:
             gate.release_all()
 
+    def _take_up_semantic(self, opened: semantic_assembly.OpenedSemantic | None, config: Config) -> None:
+        """Its index and its embedder stay as they were opened."""
+        if opened is not None:
+            self.semantic = semantic_assembly.semantic_caching(config, opened)
+            saving = self.semantic.keep_saving(lambda: semantic_assembly.save_interval(self.config))
+            self.background(saving, "the semantic cache's evidence")
+        elif self.semantic is not None:
+            semantic_assembly.configure(self.semantic, config)
+
+    def semantic_in_force(self) -> SemanticCaching | None:
+        """None where nothing is served by meaning, nor found out what would be."""
+        responses = self.pipeline.responses
+        return None if responses is None else responses.semantic
+
     def _take_up_responses(self, config: Config) -> None:
         """Answer from the cache, or do so no longer; its stores stay as they were opened."""
         pipeline, kept = self.pipeline, self.responses
@@ -345,6 +370,8 @@ class Program:
                 proceed=pipeline.proceed,
                 attempt=pipeline.attempt,
             )
+        if pipeline.responses is not None:
+            pipeline.responses.semantic = self.semantic if semantic_assembly.is_wanted(config) else None
 
     def _tenants(self) -> Mapping[str, Tenant]:
         tenancy = self.pipeline.tenancy
@@ -516,6 +543,7 @@ def _needs_restart(before: Config, after: Config) -> list[str]:
             ("listen", ("host", "port", "backlog", "reuse_port", "tls")),
             ("admin", ("host", "port")),
             ("response_cache", _STORES if response_assembly.is_wanted(before) else ()),
+            ("semantic_cache", semantic_assembly.STORES if semantic_assembly.is_wanted(before) else ()),
         )
         for name in names
         if getattr(getattr(before, section), name) != getattr(getattr(after, section), name)

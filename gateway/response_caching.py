@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from cache.response_key import ResponseKey, is_unambiguous, response_key
 from gateway import answers
 from gateway.answer_flights import AnswerFlights
 from gateway.answer_replay import replay_body, replay_stream
+from gateway.answer_verifier import AnswerVerifier
 from gateway.api_error import ApiError
 from gateway.background_client import BackgroundClient
 from gateway.cached_call import CachedCall, CachingSettings, Result, tell, told
@@ -38,11 +39,15 @@ from policies.response_freshness import (
     parse_cache_control,
 )
 from policies.response_policy import AnswerFacts, Refusal, refuse_answer, refuse_request
+from policies.semantic import Choice
 
 if TYPE_CHECKING:
     from cache.response_cache import Found, ResponseCache
     from gateway.calls import Call
     from gateway.exchange import Exchange
+    from gateway.semantic_caching import SemanticCaching
+    from gateway.semantic_call import Judged, Meaning
+    from policies.semantic_request import Question
     from policies.tenant import TenantPolicy
 
 log = logging.getLogger(__name__)
@@ -82,13 +87,15 @@ class ResponseCaching:
         self.cache = cache
         self.settings = settings
         self.flights = AnswerFlights()
+        self.semantic: SemanticCaching | None = None  # None where nothing is served by meaning
+        self.executor = executor
+        self.verifier = AnswerVerifier(proceed)
         self.refusals: Counter[str] = Counter()
         """Requests that were not looked up, and answers that were not kept, by why."""
         self.refreshed = 0
         self.saved_tokens = 0
         """Prompt and output tokens of answers from the cache, where they are known."""
         self._loop = loop
-        self._executor = executor
         self._proceed = proceed
         self._attempt = attempt
         self._wall = wall
@@ -113,11 +120,14 @@ class ResponseCaching:
             asked = parse_cache_control(control.decode("latin-1"))
         if own == b"off":
             asked = replace(asked, no_store=True)
-        refusal = refuse_request(call.kind.value, call.fields, asked=asked.asks or own == b"on")
+        asks = asked.asks or own == b"on"
+        wishes = None if self.semantic is None else self.semantic.wishes(exchange, asks=asks)
+        refusal = refuse_request(call.kind.value, call.fields, asked=asks)
         if refusal is not None or asked.no_store:
             return self._bypass(exchange, asked, refusal)
         beginning = CachedCall(self, _NO_KEY, call, rules, asked, self.cache.begin(), False)
         beginning.usage = call.streams and answers.wants_usage(call.fields)
+        beginning.wishes = wishes
         if len(exchange.body) <= _LONG_BODY:
             return self._look_up(exchange, beginning, _keyed(exchange, call, check=False))
         self._in_thread(exchange, beginning, _KEY_WAIT, partial(_keyed, exchange, call, check=True), self._long_keyed)
@@ -184,8 +194,19 @@ class ResponseCaching:
         exchange.own_fields = exchange.own_fields.replace(told(Result.MISS), b"")
         return self._replay(exchange, cached, found.entry, Result.STALE, found.age)
 
-    def _replay(self, exchange: Exchange, cached: CachedCall, entry: ResponseEntry, result: str, age: int) -> bool:
-        """Answer with an entry, in the form that the client asks for; False where that cannot be made of it."""
+    def _replay(
+        self,
+        exchange: Exchange,
+        cached: CachedCall,
+        entry: ResponseEntry,
+        result: str,
+        age: int,
+        *,
+        key: ResponseKey | None = None,
+    ) -> bool:
+        """Answer with an entry, in the form that the client asks for; False where that cannot be made of it. `key` is
+        the entry's own, where it is another request's.
+        """
         events: list[bytes] | None = None
         if cached.call.streams:
             if cached.usage and entry.prompt_tokens is None:
@@ -194,7 +215,7 @@ class ResponseCaching:
                 events = answers.disassemble(cached.call.kind, entry.body, usage=cached.usage)
             except answers.AnswerError:
                 log.warning("an answer in the cache cannot be given as a stream; it is removed")
-                self._executor.submit(self.cache.discard, cached.key)
+                self.executor.submit(self.cache.discard, key or cached.key)
                 return False
         exchange.caching = exchange.recording = None
         exchange.worker = None
@@ -234,7 +255,7 @@ class ResponseCaching:
             self._in_threads -= 1
             go_on(_result(worked))
 
-        self._loop.run_in_executor(self._executor, work).add_done_callback(done)
+        self._loop.run_in_executor(self.executor, work).add_done_callback(done)
 
     def _found(self, exchange: Exchange, cached: CachedCall, found: Found | None) -> None:
         """What the slower stores have; None where there is nothing, or it took too long."""
@@ -259,6 +280,8 @@ class ResponseCaching:
             wait = self.settings.coalesce_wait
             self._park(exchange, cached, wait, lambda: self._alone(exchange, cached))
             self.flights.follow(exchange, cached)
+            return True
+        if self._look_alike(exchange, cached):
             return True
         self._listen(exchange, cached)
         tell(exchange, Result.MISS)
@@ -297,9 +320,99 @@ class ResponseCaching:
         before, record = exchange.record, twin.record
         record.kind, record.dialect, record.model = before.kind, before.dialect, before.model
         record.streams, record.tenant = before.streams, before.tenant
+        self._understand(twin, again)
         self._listen(twin, again)
         tell(twin, Result.MISS)
         self._proceed(twin)
+
+    # -- somebody has asked for something that means the same
+
+    def _look_alike(self, exchange: Exchange, cached: CachedCall) -> bool:
+        """Is it to wait until such a question has been looked for? It leads whoever asks the same meanwhile."""
+        semantic = self.semantic
+        meaning = self._understand(exchange, cached)
+        if semantic is None or meaning is None or cached.fallback is not None or not cached.asked.reads:
+            return False
+        look = semantic.look_up(exchange, cached, meaning)
+        if look is None or meaning.shadow:
+            return False
+        # The deadline is the look's own; this one only holds where the loop itself is late.
+        self._park(exchange, cached, semantic.settings.deadline + _GRACE, lambda: self._unlike(exchange, cached))
+        look.add_done_callback(lambda done: self._looked(exchange, cached, _result(done)))
+        return True
+
+    def _understand(self, exchange: Exchange, cached: CachedCall) -> Meaning | None:
+        """What it asks, where that may be answered by meaning, or teach something."""
+        semantic = self.semantic
+        if semantic is None or cached.wishes is None:
+            return None
+
+        def partition(question: Question) -> ResponseKey:
+            variants = [*_variants(exchange, cached.call), ("embedder", semantic.batcher.name)]
+            return _key(exchange, cached.call, question.rest, variants)
+
+        cached.meaning = semantic.understand(exchange.policy, cached, partition)
+        return cached.meaning
+
+    def _looked(self, exchange: Exchange, cached: CachedCall, judged: Judged | None) -> None:
+        if judged is None or judged.decision.choice is not Choice.SERVE:
+            self._unlike(exchange, cached)
+        elif cached.unpark(exchange):
+            self._attempt(exchange, lambda each: self._serve_alike(each, cached, judged))
+
+    def _unlike(self, exchange: Exchange, cached: CachedCall) -> None:
+        """Nothing is served by meaning: it makes the call, for itself and all who wait for the same."""
+        if cached.unpark(exchange):
+            self._listen(exchange, cached)
+            tell(exchange, Result.MISS)
+            self._proceed(exchange)
+
+    def _serve_alike(self, exchange: Exchange, cached: CachedCall, judged: Judged) -> None:
+        """The answer to a question that means the same, for this request and for all who wait for its answer and say
+        nothing else of how alike or how old it may be.
+        """
+        if not self._replay_alike(exchange, cached, judged):
+            self._listen(exchange, cached)
+            tell(exchange, Result.MISS)
+            self._proceed(exchange)
+            return
+        cached.followers = []
+        said = cached.asked, cached.wishes, cached.rules
+        for waiter, waiting in self.flights.end(exchange, cached):
+            if (waiting.asked, waiting.wishes, waiting.rules) != said:
+                self._alone(waiter, waiting)
+            elif waiting.unpark(waiter):
+                self._attempt(waiter, partial(self._share_alike, cached=waiting, meant=cached, judged=judged))
+
+    def _share_alike(self, exchange: Exchange, *, cached: CachedCall, meant: CachedCall, judged: Judged) -> None:
+        cached.meaning = meant.meaning
+        if self._replay_alike(exchange, cached, judged):
+            self.flights.coalesced += 1
+        else:
+            tell(exchange, Result.MISS)
+            self._proceed(exchange)
+
+    def _replay_alike(self, exchange: Exchange, cached: CachedCall, judged: Judged) -> bool:
+        semantic, meaning, before = self.semantic, cached.meaning, exchange.own_fields
+        if semantic is None or meaning is None:
+            return False
+        exchange.own_fields += b"\r\nx-prefixgate-cache-id: " + semantic.served(judged, meaning).encode()
+        found, key = judged.found, judged.similar.key
+        if self._replay(exchange, cached, found.entry, Result.SEMANTIC, found.age, key=key):
+            return True
+        exchange.own_fields = before
+        return False
+
+    async def stored(self, key: ResponseKey, rules: FreshnessRules) -> Found | None:
+        """What is kept under a key, in whatever store, and fresh."""
+        found = self.cache.lookup(key, rules)
+        if found is None and self.cache.has_slower:
+            found = await self.in_executor(partial(self.cache.lookup_slower, key, rules))
+        return found if found is not None and found.freshness is Freshness.FRESH else None
+
+    async def in_executor(self, work: Callable[[], T]) -> T:
+        """What takes a thread."""
+        return await self._loop.run_in_executor(self.executor, work)
 
     # -- a request is over
 
@@ -312,8 +425,13 @@ class ResponseCaching:
         if cached.timer is not None:
             cached.timer.cancel()
         if cached.waits or cached.follows:
-            cached.waits = False
-            self.flights.leave(exchange, cached)
+            led, cached.waits = cached.waits and cached.leads, False
+            if led:  # it was still looked for, and others wait for what comes of it
+                self._settle(exchange, cached, None)
+            else:
+                self.flights.leave(exchange, cached)
+                if self.semantic is not None:
+                    self.semantic.let_go(cached)
             return
         self.flights.end_streams(cached)
         record, recorded = exchange.record, cached.recorded()
@@ -325,12 +443,14 @@ class ResponseCaching:
         if len(recorded) < _LONG:
             self._settle(exchange, cached, examine())
         else:
-            looked = self._loop.run_in_executor(self._executor, examine)
+            looked = self._loop.run_in_executor(self.executor, examine)
             looked.add_done_callback(lambda done: self._settle(exchange, cached, _result(done)))
 
     def _settle(self, exchange: Exchange, cached: CachedCall, examined: Examined | None) -> None:
         """Keep an answer where it may be kept, and give it to all who wait for it; they go on where there is none."""
-        entry = None if examined is None else self._entry(cached, *examined)
+        entry = None if examined is None else self._entry(exchange, cached, *examined)
+        if entry is None and self.semantic is not None:
+            self.semantic.let_go(cached)
         for waiter, waiting in self.flights.end(exchange, cached):
             if entry is None:
                 self._alone(waiter, waiting)
@@ -344,7 +464,7 @@ class ResponseCaching:
             tell(exchange, Result.MISS)
             self._proceed(exchange)
 
-    def _entry(self, cached: CachedCall, facts: answers.Facts, body: bytes) -> ResponseEntry | None:
+    def _entry(self, exchange: Exchange, cached: CachedCall, facts: answers.Facts, body: bytes) -> ResponseEntry | None:
         """An answer for others, put into the cache where it may be kept; None where it is none."""
         kind = cached.call.kind
         told = AnswerFacts(
@@ -371,8 +491,12 @@ class ResponseCaching:
             prompt_tokens=usage.prompt,
             completion_tokens=usage.completion,
         )
-        if refusal is None and stamp is not None:
-            self.cache.keep(cached.key, entry)
+        kept = refusal is None and stamp is not None and self.cache.keep(cached.key, entry)
+        if self.semantic is not None:
+            if kept:
+                self.semantic.learn(exchange, cached, entry)
+            else:
+                self.semantic.let_go(cached)
         return entry
 
 
@@ -402,23 +526,32 @@ class Keyed(NamedTuple):
 
 
 def _keyed(exchange: Exchange, call: Call, *, check: bool) -> Keyed:
-    body, variants = exchange.body, []
-    for name, find in _VARIANTS.get(call.kind, ()):
-        if (value := find(exchange.head.fields)) is not None:
-            variants.append((name, value.decode("latin-1")))
+    body = exchange.body
     try:
-        key = response_key(
-            _scope(exchange),
-            call.model or "",
-            exchange.dialect.name,
-            call.kind.value,
-            {**call.fields, "model": call.model},  # one answer for all names of a model
-            variants=variants,
-            n_bytes=len(body),
-        )
+        key = _key(exchange, call, call.fields, _variants(exchange, call))
     except ValueError:
         return Keyed(None, unambiguous=False)
     return Keyed(key, is_unambiguous(body) if check else None)
+
+
+def _variants(exchange: Exchange, call: Call) -> list[tuple[str, str]]:
+    """What besides the body may change an answer."""
+    told = [(name, find(exchange.head.fields)) for name, find in _VARIANTS.get(call.kind, ())]
+    return [(name, value.decode("latin-1")) for name, value in told if value is not None]
+
+
+def _key(
+    exchange: Exchange, call: Call, fields: Mapping[str, object], variants: Sequence[tuple[str, str]]
+) -> ResponseKey:
+    return response_key(
+        _scope(exchange),
+        call.model or "",
+        exchange.dialect.name,
+        call.kind.value,
+        {**fields, "model": call.model},  # one answer for all names of a model
+        variants=variants,
+        n_bytes=len(exchange.body),
+    )
 
 
 def _not_cached() -> ApiError:

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from gateway.api_keys import KeyDigest, key_id, read_digest
 from gateway.config import Config, ConfigError, JwtIssuer, Problem, Tenant, TenantModel
 from gateway.config.response_cache import TenantResponses
+from gateway.config.semantic_cache import TenantSemantic
 from gateway.config.tenants import Slo, TenantCaps, TenantRates
 from gateway.jwt_tenants import JwtVerifier
 from gateway.keys_file import read_keys
 from gateway.salt_key import default_folder, kept_salt_key
 from gateway.tenancy import Tenancy, TenantRules
-from policies.tenant import Caps, Priority, Rates, ResponsePolicy, TenantPolicy
+from policies.tenant import Caps, Priority, Rates, ResponsePolicy, SemanticRules, TenantPolicy
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ def rules_of(tenant: Tenant) -> TenantRules:
         slo_tpot_s=tenant.slo.tpot,
         caps=_caps(tenant.caps, Caps()),
         responses=_responses(tenant.cache.responses, ResponsePolicy()),
+        semantic=_semantic(tenant.cache.semantic, SemanticRules(), ""),
     )
     return TenantRules(
         policy,
@@ -110,6 +112,7 @@ def _for_model(policy: TenantPolicy, model: TenantModel) -> TenantPolicy:
         slo_tpot_s=policy.slo_tpot_s if slo.tpot is None else slo.tpot,
         caps=_caps(model.caps, policy.caps),
         responses=_responses(model.cache.responses, policy.responses),
+        semantic=_semantic(model.cache.semantic, policy.semantic, model.name),
     )
 
 
@@ -117,6 +120,16 @@ def _responses(settings: TenantResponses, otherwise: ResponsePolicy) -> Response
     return ResponsePolicy(
         enabled=otherwise.enabled if settings.mode is None else settings.mode == "on",
         ttl_s=otherwise.ttl_s if settings.ttl is None else settings.ttl,
+    )
+
+
+def _semantic(settings: TenantSemantic, otherwise: SemanticRules, model: str) -> SemanticRules:
+    differs = settings.delta is not None or settings.ttl is not None or settings.mode is not None
+    return SemanticRules(
+        mode=otherwise.mode if settings.mode is None else settings.mode,
+        delta=otherwise.delta if settings.delta is None else settings.delta,
+        ttl_s=otherwise.ttl_s if settings.ttl is None else settings.ttl,
+        group=model if differs else "",
     )
 
 

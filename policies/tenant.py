@@ -49,6 +49,20 @@ NO_RESPONSE_POLICY: Final = ResponsePolicy()
 
 
 @dataclass(frozen=True, slots=True)
+class SemanticRules:
+    """What of the semantic cache differs for a tenant, or one of its models; None is nothing."""
+
+    mode: str | None = None
+    delta: float | None = None
+    ttl_s: float | None = None
+    group: str = ""
+    """The model, where it differs from the tenant's others and so learns by itself."""
+
+
+NO_SEMANTIC_RULES: Final = SemanticRules()
+
+
+@dataclass(frozen=True, slots=True)
 class TenantPolicy:
     """What holds for the requests of one tenant to one model."""
 
@@ -62,6 +76,7 @@ class TenantPolicy:
     """Promised time per output token after the first."""
     caps: Caps = field(default_factory=Caps)
     responses: ResponsePolicy = NO_RESPONSE_POLICY
+    semantic: SemanticRules = NO_SEMANTIC_RULES
 
 
 NO_RATES: Final = Rates()

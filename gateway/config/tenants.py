@@ -20,6 +20,7 @@ from gateway.config.fields import (
     TenantName,
 )
 from gateway.config.response_cache import TenantResponses
+from gateway.config.semantic_cache import TenantSemantic
 from gateway.config.units import Duration
 
 PriorityClass = Literal["interactive", "standard", "batch"]
@@ -65,6 +66,8 @@ class TenantCache(Strict):
     brings a `cache_salt` of its own is kept out of the group."""
     responses: TenantResponses = TenantResponses()
     """Its answers in the response cache, which no other tenant sees, be it of its group or not."""
+    semantic: TenantSemantic = TenantSemantic()
+    """What is served to it by meaning."""
 
 
 class ModelCache(Strict):
@@ -72,6 +75,8 @@ class ModelCache(Strict):
 
     responses: TenantResponses = TenantResponses()
     """Answers of this model; what is not given here is as for the tenant."""
+    semantic: TenantSemantic = TenantSemantic()
+    """What is served of it by meaning. With settings of its own it learns by itself."""
 
 
 class TenantModel(Strict):

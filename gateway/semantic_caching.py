@@ -1,0 +1,422 @@
+"""Requests that are answered by meaning: what was asked in other words before, and what is learnt from each miss.
+
+Comes after an exact miss, for the one of identical requests that would make the call. A vector of the question, the
+search, the guards and the answer's own place in the response cache all have one deadline together; then it is a miss.
+In shadow mode the request does not even wait for that. Whatever fails is a miss too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from cache.response_key import model_tag, scope_tag
+from cache.store import StoreError
+from gateway.answer_comparison import VERIFIER, WORDS, answer_text, answers_agree
+from gateway.semantic_call import BusyError, Judged, Learner, Meaning, Similar, Wishes, entry_name, wishes_of
+from policies.response_freshness import Freshness, judge
+from policies.semantic import Candidate, Choice, Outcome, SemanticPolicy
+from policies.semantic_request import Question, question_of
+
+if TYPE_CHECKING:
+    from cache.response_entry import ResponseEntry
+    from cache.response_key import ResponseKey
+    from gateway.cached_call import CachedCall
+    from gateway.embedding_batcher import EmbeddingBatcher
+    from gateway.exchange import Exchange
+    from gateway.http_server import HttpServer
+    from gateway.response_caching import ResponseCaching
+    from gateway.semantic_call import SemanticRequestSettings
+    from gateway.semantic_learners import EvidenceFile, Learners
+    from gateway.similar_questions import SimilarQuestions
+    from gateway.tenancy import Tenant
+    from policies.tenant import TenantPolicy
+
+log = logging.getLogger(__name__)
+
+_MOST_AT_ONCE: Final = 256
+"""Requests whose questions are looked up, and answers that are learnt from, at a time: beyond that it is skipped."""
+_PATIENCE: Final = 10.0
+"""Seconds for a vector that nobody waits for."""
+_MOST_FEEDBACK: Final = 4_096
+"""Answers of one tenant that can still be reported as wrong."""
+_LAST_SAVE: Final = 10.0
+_NOTHING_SERVED: Final[Mapping[str, tuple[Learner, bytes]]] = {}
+
+
+class _Asker(NamedTuple):
+    """Whose request it was, once that is over."""
+
+    server: HttpServer
+    tenant: Tenant | None
+    policy: TenantPolicy
+
+
+class SemanticCaching:
+    """Of one pipeline, whose response cache it belongs to."""
+
+    def __init__(
+        self,
+        questions: SimilarQuestions,
+        batcher: EmbeddingBatcher,
+        learners: Learners,
+        settings: SemanticRequestSettings,
+        *,
+        evidence: EvidenceFile | None = None,
+        wall: Callable[[], float] = time.time,
+        sample: Callable[[], float] = random.random,
+    ) -> None:
+        """`wall` gives seconds since 1970; `sample` draws from [0, 1)."""
+        self.settings = settings
+        self.questions = questions
+        self.batcher = batcher
+        self.learners = learners
+        self.lookups: Counter[str] = Counter()
+        """Requests that were looked up, by what came of it."""
+        self.refusals: Counter[str] = Counter()
+        """Requests that were not, by why."""
+        self.labels: Counter[tuple[str, str]] = Counter()
+        """By source, and whether they said right or wrong."""
+        self.changes = 0
+        """Times that what was known no longer held."""
+        self._evidence = evidence
+        self._wall = wall
+        self._sample = sample
+        self._epoch = 0
+        self._looking = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._served: dict[str, OrderedDict[str, tuple[Learner, bytes]]] = {}
+        self._could_save = True
+
+    # -- a request comes
+
+    def wishes(self, exchange: Exchange, *, asks: bool) -> Wishes | None:
+        """What its client says of this; None where nothing is served to it by meaning. Raises ApiError for what cannot
+        be meant.
+        """
+        if self.learners.mode(exchange.policy.semantic) == "off":
+            return None
+        return wishes_of(exchange.head.fields, self.settings, asks=asks)
+
+    def understand(
+        self, policy: TenantPolicy, cached: CachedCall, partition: Callable[[Question], ResponseKey]
+    ) -> Meaning | None:
+        """What a request asks; None where that may not be answered by meaning. `partition` makes a key of a question's
+        rest.
+        """
+        wishes, call, mode = cached.wishes, cached.call, self.learners.mode(policy.semantic)
+        if wishes is None or mode == "off":
+            return None
+        question = question_of(call.kind.value, call.fields, asked=wishes.asks, allowed=self.settings.allowed)
+        if not isinstance(question, Question):
+            self.refusals[question.value] += 1
+            return None
+        return Meaning(
+            text=question.text,
+            partition=_partition(partition(question), call.model or ""),
+            learner=Learner(policy.name, policy.semantic.group),
+            wishes=wishes,
+            epoch=self._epoch,
+            shadow=mode != "on",
+        )
+
+    def look_up(self, exchange: Exchange, cached: CachedCall, meaning: Meaning) -> asyncio.Task[Judged | None] | None:
+        """Begin to look for a question that means the same, and decide; None where there is too much to do. The task
+        ends by its deadline, and raises nothing.
+        """
+        if self._looking >= _MOST_AT_ONCE:
+            self.lookups["busy"] += 1
+            return None
+        self._looking += 1
+        look = meaning.look = self._task(self._look(cached, meaning, cached.caching, exchange.policy))
+        look.add_done_callback(self._looked)
+        return look
+
+    def _looked(self, _: asyncio.Task[Judged | None]) -> None:
+        self._looking -= 1
+
+    async def _look(
+        self, cached: CachedCall, meaning: Meaning, caching: ResponseCaching, policy: TenantPolicy
+    ) -> Judged | None:
+        try:
+            async with asyncio.timeout(self.settings.deadline):
+                found = await self._nearest(cached, meaning, caching)
+        except TimeoutError:
+            self.lookups["late"] += 1
+            return None
+        except BusyError:
+            self.lookups["busy"] += 1
+            return None
+        except Exception as error:  # noqa: BLE001 - whatever it was, the request goes on to a worker
+            self.lookups["failed"] += 1
+            log.warning("a question could not be looked up: %s", type(error).__name__)
+            return None
+        if isinstance(found, str):
+            self.lookups[found] += 1
+            return None
+        meaning.judged = self._judge(cached, meaning, policy, *found)
+        return meaning.judged
+
+    async def _nearest(
+        self, cached: CachedCall, meaning: Meaning, caching: ResponseCaching
+    ) -> tuple[Similar, Any] | str:
+        """The most similar question whose answer is still to be had, and that answer; or why there is none."""
+        vector = await self.batcher.embed(meaning.text, self.settings.deadline, scope=meaning.learner.tenant)
+        if vector is None:
+            return "no_vector"
+        meaning.vector = vector
+        similar = await self.questions.search(meaning.partition, vector, meaning.text, self.settings.floor)
+        for each in similar:
+            found = await caching.stored(each.key, cached.rules)
+            if found is not None and found.entry.stored_at == each.stored_at:
+                return each, found
+            gone = found is not None or not caching.cache.has_slower
+            if gone or self._wall() - each.stored_at > cached.rules.useful:
+                self._forget_entry(meaning.learner, each.id)
+        return "none"
+
+    def _judge(
+        self, cached: CachedCall, meaning: Meaning, policy: TenantPolicy, similar: Similar, found: Any
+    ) -> Judged | None:
+        asked, wishes, now = cached.asked, meaning.wishes, self._wall()
+        if judge(similar.stored_at, now, cached.rules, asked).freshness is not Freshness.FRESH:
+            self.lookups["expired"] += 1
+            return None
+        candidate = Candidate(
+            entry=entry_name(similar.id),
+            similarity=min(similar.similarity, 1.0),
+            category=wishes.category,
+            guard=similar.guard,
+            age=max(now - similar.stored_at, 0.0),
+        )
+        decision = self.learners.policy(meaning.learner, policy.semantic).decide(
+            candidate,
+            self._sample(),
+            client_floor=wishes.min_similarity,
+            client_delta=wishes.max_error,
+            client_max_age=asked.max_age,
+        )
+        self.lookups["served" if decision.choice is Choice.SERVE else decision.why.value] += 1
+        return Judged(similar, candidate, decision, found)
+
+    # -- an answer is served
+
+    def served(self, judged: Judged, meaning: Meaning) -> str:
+        """The id under which a client can report it as wrong."""
+        self.questions.touch(judged.similar.id)
+        served = self._served.setdefault(meaning.learner.tenant, OrderedDict())
+        answer_id = secrets.token_hex(12)
+        served[answer_id] = meaning.learner, judged.similar.id
+        if len(served) > _MOST_FEEDBACK:
+            served.popitem(last=False)
+        return answer_id
+
+    def report_wrong(self, tenant: str, answer_id: str, client: str) -> Outcome | None:
+        """A client says so; None where nothing was served under that id, or too long ago."""
+        served = self._served.get(tenant, _NOTHING_SERVED).get(answer_id)
+        policies: dict[Learner, SemanticPolicy] = dict(iter(self.learners))
+        if served is None or served[0] not in policies:
+            return None
+        outcome = policies[served[0]].report_wrong(entry_name(served[1]), client, self._wall())
+        self._drop(outcome)
+        self.labels["feedback", "wrong"] += 1
+        return outcome
+
+    # -- a worker has answered
+
+    def learn(self, exchange: Exchange, cached: CachedCall, entry: ResponseEntry) -> None:
+        """An answer is kept: its question may lead to it from now on, and it tells whether another was right."""
+        meaning = cached.meaning
+        if meaning is None:
+            return
+        if len(self._tasks) >= 2 * _MOST_AT_ONCE:
+            self.lookups["not_learnt"] += 1
+            return
+        asker = _Asker(exchange.client.server, exchange.tenant, exchange.policy)
+        self._task(self._learn(cached, meaning, entry, asker))
+
+    def let_go(self, cached: CachedCall) -> None:
+        """Nothing is to be learnt from this request."""
+        meaning = cached.meaning
+        if meaning is not None and meaning.look is not None:
+            meaning.look.cancel()
+
+    async def _learn(self, cached: CachedCall, meaning: Meaning, entry: ResponseEntry, asker: _Asker) -> None:
+        try:
+            if meaning.look is not None:
+                await asyncio.wait([meaning.look])
+            judged = meaning.judged
+            if judged is not None and judged.decision.choice is Choice.EXPLORE:
+                await self._compare(cached, meaning, judged, entry.body, asker)
+            vector = meaning.vector
+            if vector is None:
+                vector = await self.batcher.embed(meaning.text, _PATIENCE, scope=meaning.learner.tenant)
+            if vector is not None:
+                await self.questions.add(
+                    meaning.partition,
+                    cached.key,
+                    entry.stored_at,
+                    vector,
+                    meaning.text,
+                    still=lambda: meaning.epoch == self._epoch,
+                )
+        except (BusyError, StoreError):
+            self.lookups["not_learnt"] += 1
+
+    async def _compare(self, cached: CachedCall, meaning: Meaning, judged: Judged, body: bytes, asker: _Asker) -> None:
+        caching, kind = cached.caching, cached.call.kind
+        verifier, source = self.settings.verifier, WORDS
+        same: bool | None
+        # Whose label it is must not depend on what the answers are.
+        if verifier is not None and self._sample() < verifier.share:
+            source = VERIFIER
+            stored, fresh = await asyncio.gather(
+                caching.in_executor(partial(answer_text, kind, judged.found.entry.body)),
+                caching.in_executor(partial(answer_text, kind, body)),
+            )
+            same = stored is not None and fresh is not None
+            if stored is not None and fresh is not None:
+                same = await caching.verifier.agree(asker.server, verifier, asker.tenant, meaning.text, (stored, fresh))
+        else:
+            bodies = judged.found.entry.body, body
+            same = await answers_agree(self.batcher, caching.executor, kind, bodies, meaning.learner.tenant)
+        if same is None or meaning.epoch != self._epoch:
+            self.labels[source, "none"] += 1
+            return
+        self.labels[source, "right" if same else "wrong"] += 1
+        learner = self.learners.policy(meaning.learner, asker.policy.semantic)
+        outcome = learner.observe(judged.candidate, wrong=not same, source=source, now=self._wall())
+        if outcome.changed:
+            self.changes += 1
+            name = ":".join(filter(None, meaning.learner))
+            log.warning("semantic cache of %s: answers have changed, what was known of them is learnt anew", name)
+        self._drop(outcome)
+
+    def _drop(self, outcome: Outcome) -> None:
+        for name in outcome.drop:
+            self.questions.remove(bytes.fromhex(name))
+
+    def _forget_entry(self, learner: Learner, entry_id: bytes) -> None:
+        self.questions.remove(entry_id)
+        policy = dict(iter(self.learners)).get(learner)
+        if policy is not None:
+            policy.forget(entry_name(entry_id))
+
+    # -- forgetting
+
+    async def forget(
+        self,
+        scope: bytes | None = None,
+        *,
+        tenant: str | None = None,
+        model: str | None = None,
+        older_than: float | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Remove the questions of a tenant's scope or of all, of one model or of all, whose answers were stored more
+        than `older_than` seconds ago or until now; how many. `tenant`: the scope's name. What was learnt of whole
+        tenants goes too. Questions that came before and are not added yet never will be. Raises StoreError where the
+        file keeps what should be gone.
+        """
+        if not dry_run:
+            self._epoch += 1
+            self.batcher.forget()
+            if model is None and older_than is None:
+                self.learners.forget(lambda each: scope is None or each.tenant == tenant)
+            if scope is None:
+                self._served.clear()
+            elif tenant is not None:
+                self._served.pop(tenant, None)
+        removed = await self.questions.forget(
+            b"" if scope is None else scope_tag(scope),
+            model=None if model is None else model_tag(model),
+            before=None if older_than is None else self._wall() - older_than,
+            dry_run=dry_run,
+        )
+        if not dry_run:
+            await self.save()
+        return removed
+
+    # -- what is shown, and what is kept
+
+    def report(self) -> Mapping[str, Any]:
+        """For the control plane."""
+        learnt = {
+            ":".join(filter(None, learner)): {
+                "delta": policy.settings.delta,
+                "mode": "shadow" if policy.settings.shadow else "on",
+                "categories": {name: asdict(told) for name, told in policy.report().items()},
+            }
+            for learner, policy in self.learners
+        }
+        embedding = self.batcher.stats()._asdict()
+        return {
+            "mode": self.settings.mode,
+            "embedder": self.batcher.name,
+            "lookups": dict(self.lookups),
+            "refusals": dict(self.refusals),
+            "guards": dict(self.questions.refusals),
+            "labels": {f"{source}: {told}": count for (source, told), count in self.labels.items()},
+            "changes": self.changes,
+            "tenants": learnt,
+            "index": asdict(self.questions.stats()),
+            "embedding": {**embedding, "misses": dict(embedding["misses"])},
+        }
+
+    async def save(self) -> None:
+        """Write what was learnt, where it is kept at all."""
+        file = self._evidence
+        if file is None:
+            return
+        learnt = []
+        for each in self.learners.snapshots():
+            learnt.append(each)
+            await asyncio.sleep(0)  # each takes some milliseconds
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, file.write, learnt)
+            await self.questions.flush()
+            self._could_save = True
+        except (OSError, StoreError, BusyError) as error:
+            if self._could_save:
+                log.warning("what the semantic cache has learnt could not be written: %s", type(error).__name__)
+            self._could_save = False
+
+    async def keep_saving(self, interval: Callable[[], float]) -> None:
+        """Every so many seconds, until it is cancelled."""
+        while True:
+            await asyncio.sleep(interval())
+            await self.save()
+
+    async def close(self) -> None:
+        """End what runs, and write what was learnt."""
+        for task in [*self._tasks]:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait([*self._tasks], timeout=1.0)
+        await asyncio.wait([asyncio.ensure_future(self.save())], timeout=_LAST_SAVE)
+        self.batcher.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.questions.close)
+
+    def _task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the semantic cache: a fault of the gateway's own", exc_info=error)
+
+
+def _partition(key: ResponseKey, model: str) -> bytes:
+    """The scope's tag, the model's, and 128 bits of what must be equal to the letter."""
+    return key[:8] + model_tag(model) + key[8:24]
