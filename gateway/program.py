@@ -125,10 +125,7 @@ class Program:
         )
         self.pipeline.tenancy = tenancy_of(config, self.loop.time())
         self._take_up_admission(config)
-        self.responses = response_assembly.open_responses(config)
-        self.semantic: SemanticCaching | None = None
-        self._take_up_semantic(semantic_assembly.open_semantic(config), config)
-        self._take_up_responses(config)
+        self._open_responses(config)
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
         self.tenant_metrics = TenantMetrics(self._tenants)
@@ -339,6 +336,13 @@ class Program:
             )
         if gate is not None:
             gate.release_all()
+
+    def _open_responses(self, config: Config) -> None:
+        """The caches of answers, as far as they are wanted."""
+        self.responses = response_assembly.open_responses(config)
+        self.semantic: SemanticCaching | None = None
+        self._take_up_semantic(semantic_assembly.open_semantic(config), config)
+        self._take_up_responses(config)
 
     def _take_up_semantic(self, opened: semantic_assembly.OpenedSemantic | None, config: Config) -> None:
         """Its index and its embedder stay as they were opened."""

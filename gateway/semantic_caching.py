@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cache.response_key import model_tag, scope_tag
 from cache.store import StoreError
 from gateway.answer_comparison import VERIFIER, WORDS, answer_text, answers_agree
-from gateway.semantic_call import BusyError, Judged, Learner, Meaning, Similar, Wishes, entry_name, wishes_of
+from gateway.semantic_call import (
+    SAME_TEXT,
+    BusyError,
+    Judged,
+    Learner,
+    Meaning,
+    Similar,
+    Wishes,
+    entry_name,
+    wishes_of,
+)
 from policies.response_freshness import Freshness, judge
 from policies.semantic import Candidate, Choice, Outcome, SemanticPolicy
 from policies.semantic_request import Question, question_of
@@ -253,23 +263,30 @@ class SemanticCaching:
         try:
             if meaning.look is not None:
                 await asyncio.wait([meaning.look])
-            judged = meaning.judged
+            judged, same = meaning.judged, None
             if judged is not None and judged.decision.choice is Choice.EXPLORE:
-                await self._compare(cached, meaning, judged, entry.body, asker)
-            vector = meaning.vector
-            if vector is None:
-                vector = await self.batcher.embed(meaning.text, _PATIENCE, scope=meaning.learner.tenant)
-            if vector is not None:
-                await self.questions.add(
-                    meaning.partition,
-                    cached.key,
-                    entry.stored_at,
-                    vector,
-                    meaning.text,
-                    still=lambda: meaning.epoch == self._epoch,
-                )
+                same = await self._compare(cached, meaning, judged, entry.body, asker)
+            if judged is not None and judged.similar.guard >= SAME_TEXT:
+                if same is not False:
+                    return  # it is known in these very words
+                self.questions.remove(judged.similar.id)
+            await self._add(cached, meaning, entry)
         except (BusyError, StoreError):
             self.lookups["not_learnt"] += 1
+
+    async def _add(self, cached: CachedCall, meaning: Meaning, entry: ResponseEntry) -> None:
+        vector = meaning.vector
+        if vector is None:
+            vector = await self.batcher.embed(meaning.text, _PATIENCE, scope=meaning.learner.tenant)
+        if vector is not None:
+            await self.questions.add(
+                meaning.partition,
+                cached.key,
+                entry.stored_at,
+                vector,
+                meaning.text,
+                still=lambda: meaning.epoch == self._epoch,
+            )
 
     async def _compare(self, cached: CachedCall, meaning: Meaning, judged: Judged, body: bytes, asker: _Asker) -> None:
         caching, kind = cached.caching, cached.call.kind
@@ -290,7 +307,7 @@ class SemanticCaching:
             same = await answers_agree(self.batcher, caching.executor, kind, bodies, meaning.learner.tenant)
         if same is None or meaning.epoch != self._epoch:
             self.labels[source, "none"] += 1
-            return
+            return None
         self.labels[source, "right" if same else "wrong"] += 1
         learner = self.learners.policy(meaning.learner, asker.policy.semantic)
         outcome = learner.observe(judged.candidate, wrong=not same, source=source, now=self._wall())
@@ -299,6 +316,7 @@ class SemanticCaching:
             name = ":".join(filter(None, meaning.learner))
             log.warning("semantic cache of %s: answers have changed, what was known of them is learnt anew", name)
         self._drop(outcome)
+        return same
 
     def _drop(self, outcome: Outcome) -> None:
         for name in outcome.drop:

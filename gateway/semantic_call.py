@@ -28,6 +28,12 @@ _min_similarity: Final = header_finder(_MIN_SIMILARITY)
 _max_error: Final = header_finder(_MAX_ERROR)
 
 
+ALIKE: Final = 1
+"""Strength of the guards: none of them objects."""
+SAME_TEXT: Final = 2
+"""The texts are the same but for white space and a full stop."""
+
+
 class BusyError(Exception):
     """Too much waits for the thread that searches."""
 
@@ -81,7 +87,7 @@ class Similar(NamedTuple):
     """Of the answer that it led to; another answer since then is another entry."""
     similarity: float
     guard: int
-    """1: as far as guards can tell; 2: but for white space it is the same text."""
+    """`ALIKE` or `SAME_TEXT`."""
 
 
 class Judged(NamedTuple):

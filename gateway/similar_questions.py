@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from cache.response_key import KEY_BYTES, TAG_BYTES, ResponseKey
 from cache.similarity import SimilarityIndex, SimilarityStats
 from cache.store import StoreError
-from gateway.semantic_call import BusyError, Similar
+from gateway.semantic_call import ALIKE, SAME_TEXT, BusyError, Similar
 from policies.guards.check import check
 from policies.guards.profile import Profile, profile
 
@@ -133,7 +133,7 @@ class SimilarQuestions:
             known = self._profile(stored)
             verdict = check(known, asked)
             if verdict.same:
-                guard = 2 if known.exact == asked.exact else 1
+                guard = SAME_TEXT if known.exact == asked.exact else ALIKE
                 similar.append(Similar(match.id, key, stored_at, match.similarity, guard))
             else:
                 refusals.append(verdict.guard)

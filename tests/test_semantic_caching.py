@@ -1,0 +1,389 @@
+"""Answers by meaning, as clients see them: served only where that has proved right, and a miss whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.config import Config, ConfigError
+from tests.gateway_fixtures import config_for, eventually
+from tests.semantic_fixtures import DIM, EASY, Wise, by_topic, semantic_setting
+from tests.tenant_fixtures import KEYS, tenants
+
+PASSWORD = "How do I reset my password?"
+SAME = "How can I reset my password?"
+ABOUT = "All about password and reset."
+INVOICE = "Where do I find my invoice?"
+
+
+# --- served, and not
+
+
+async def test_what_means_the_same_is_served_once_that_has_proved_right() -> None:
+    async with semantic_setting() as it:
+        assert await it.ask(PASSWORD) == (ABOUT, "miss")
+        await it.quiet()
+        told = await it.learn(PASSWORD, 12)
+        assert told[:6] == ["miss"] * 6
+        assert told[-1] == "semantic"
+        await it.learn(SAME, 2)  # other words are another class of risk, which has to show something too
+        calls = it.worker.calls
+        assert await it.ask(it.again(SAME)) == (ABOUT, "semantic")
+        text, told_headers = await it.told(it.again(SAME), stream=True, stream_options={"include_usage": True})
+        assert (text, told_headers["x-prefixgate-cache"], told_headers["age"]) == (ABOUT, "semantic", "0")
+        assert it.worker.calls == calls
+        assert await it.ask("How do I reset my router?") == ("All about reset and router.", "miss")
+        report = it.semantic.report()
+        assert report["tenants"]["default"]["categories"]["default/2"]["served"] >= 2
+        assert report["labels"]["agreement: right"] >= 8
+        it.check_left()
+
+
+async def test_shadow_mode_serves_nothing_and_tells_what_it_would_have() -> None:
+    async with semantic_setting(mode="shadow") as it:
+        assert await it.learn(PASSWORD, 16) == ["miss"] * 16
+        assert it.worker.calls == 16
+        told = it.semantic.report()["tenants"]["default"]
+        assert told["mode"] == "shadow"
+        category = told["categories"]["default/2"]
+        assert category["served"] == 0
+        assert category["would_serve"] == category["audited"] >= 2
+        assert category["estimate"] == 0.0
+        it.check_left()
+
+
+async def test_in_shadow_mode_nobody_waits_for_a_vector() -> None:
+    async with semantic_setting(mode="shadow") as it:
+        it.words.may.clear()
+        assert await it.ask(PASSWORD) == (ABOUT, "miss")
+        assert it.words.asked == [PASSWORD]
+        it.words.may.set()
+        await it.quiet()
+        assert it.semantic.questions.stats().entries == 1
+
+
+async def test_an_entry_that_turns_wrong_is_found_out_and_served_no_longer() -> None:
+    worker = Wise()
+    async with semantic_setting(EASY.replace("audit_rate: 0", "audit_rate: 0.5"), worker=worker) as it:
+        told = await it.learn(PASSWORD, 40)
+        assert "semantic" in told
+        worker.says = lambda _: "No longer possible, write to us."
+        for _ in range(40):
+            told = await it.learn(PASSWORD, 1)
+            if it.semantic.labels["agreement", "wrong"]:
+                break
+        assert it.semantic.labels["agreement", "wrong"] == 1
+        # The new answer has taken the place of the old one, which nobody gets any more.
+        assert {(await it.ask(it.again(PASSWORD)))[0] for _ in range(8)} == {"No longer possible, write to us."}
+        it.check_left()
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["How do I not reset my password?", "How do I reset my password 2 times?", "How do I reset my passport?"],
+)
+async def test_a_question_that_only_looks_alike_is_refused_by_guards_whatever_its_vector(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.semantic_fixtures.vector", lambda _: [1.0] * DIM)  # to the endpoint all are the same
+    async with semantic_setting() as it:
+        await it.learn(PASSWORD, 14)
+        served = it.semantic.lookups["served"]
+        assert served > 0
+        assert await it.ask(other) == (by_topic(other), "miss")
+        assert it.semantic.lookups["served"] == served
+        assert it.semantic.questions.refusals.total() == 1
+
+
+async def test_what_else_differs_keeps_questions_apart() -> None:
+    async with semantic_setting() as it:
+        await it.learn(PASSWORD, 12)
+        assert (await it.ask(it.again(PASSWORD)))[1] == "semantic"
+        for more in ({"max_tokens": 5}, {"seed": 1}, {"response_format": {"type": "json_object"}}):
+            assert (await it.ask(it.again(PASSWORD), **more))[1] == "miss"
+        system: dict[str, Any] = {"role": "system", "content": "Be brief."}
+        messages = [system, {"role": "user", "content": it.again(PASSWORD)}]
+        assert (await it.ask("", messages=messages))[1] == "miss"
+        tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+        assert (await it.ask(it.again(PASSWORD), tools=[tool]))[1] == "miss"
+        assert it.semantic.refusals == {"tools": 1}
+
+
+async def test_tenants_learn_and_are_served_apart() -> None:
+    who = tenants("acme", "beta", "crew, cache: {semantic: {mode: off}}")
+    async with semantic_setting(extra=who) as it:
+        told = await it.learn(PASSWORD, 12, key=KEYS["acme"])
+        assert told[-1] == "semantic"
+        assert (await it.ask(it.again(PASSWORD), key=KEYS["beta"]))[1] == "miss"
+        await it.quiet()
+        assert (await it.ask(it.again(PASSWORD), key=KEYS["beta"]))[1] == "miss"
+        assert (await it.ask(it.again(PASSWORD), key=KEYS["crew"]))[1] == "miss"
+        assert (await it.ask(it.again(PASSWORD), key=KEYS["acme"]))[1] == "semantic"
+        await it.quiet()
+        report = it.semantic.report()
+        assert set(report["tenants"]) == {"acme", "beta"}
+        assert report["index"]["scopes"] == 2
+
+
+async def test_a_client_can_ask_for_more_certainty_and_not_for_less() -> None:
+    async with semantic_setting() as it:
+        await it.learn(PASSWORD, 12)
+        question = it.again(PASSWORD)
+        for strict in ({"x-prefixgate-max-error": "0.0001"}, {"Cache-Control": "no-cache"}, {"Cache-Control": "max-age=0"}):
+            assert (await it.ask(it.again(PASSWORD), headers=strict))[1] == "miss"
+        assert (await it.ask(it.again(SAME), headers={"x-prefixgate-min-similarity": "0.9999"}))[1] == "miss"
+        assert (await it.ask(it.again(PASSWORD), headers={"Cache-Control": "no-store"}))[1] == "bypass"
+        loose = {"x-prefixgate-max-error": "1", "x-prefixgate-min-similarity": "0"}
+        assert (await it.ask(question, headers=loose))[1] == "semantic"
+        for name in loose:
+            for bad in ("1.5", "-1", "much", "", "nan", "1e0"):
+                with pytest.raises(openai.BadRequestError, match=name):
+                    await it.ask(PASSWORD, headers={name: bad})
+        with pytest.raises(openai.InternalServerError) as refused:
+            await it.ask(it.again(PASSWORD), headers={"Cache-Control": "only-if-cached"})
+        assert refused.value.code == "not_cached"
+        await it.quiet()
+        it.check_left()
+
+
+async def test_categories_learn_apart_and_unknown_ones_are_the_default() -> None:
+    async with semantic_setting(EASY + ", categories: [{name: prices, ttl: 1ms}]") as it:
+        prices = {"x-prefixgate-category": "prices"}
+        await it.learn(PASSWORD, 12, headers={"x-prefixgate-category": "whatever"})
+        assert (await it.ask(it.again(PASSWORD)))[1] == "semantic"
+        assert (await it.ask(it.again(PASSWORD), headers=prices))[1] == "miss"  # too old for this one
+        assert it.semantic.lookups["expired"] == 1
+
+
+# --- what goes wrong
+
+
+async def test_a_vector_that_comes_too_late_is_a_miss_and_the_question_is_kept_all_the_same() -> None:
+    async with semantic_setting(EASY.replace("deadline: 5s", "deadline: 20ms")) as it:
+        it.words.may.clear()
+        assert await it.ask(PASSWORD) == (ABOUT, "miss")
+        assert it.semantic.lookups["late"] + it.semantic.lookups["no_vector"] == 1
+        it.words.may.set()
+        await it.quiet()
+        assert it.semantic.questions.stats().entries == 1
+        it.check_left()
+
+
+async def test_an_embedder_that_fails_is_told_once_and_everybody_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    async with semantic_setting() as it:
+        it.words.status = 500
+        for _ in range(12):
+            assert await it.ask(it.again(PASSWORD)) == (ABOUT, "miss")
+        assert [each.message for each in caplog.records if "embedding" in each.message] == [
+            "embeddings keep failing, and are left alone for a while: status 500"
+        ]
+        assert PASSWORD not in caplog.text
+        await it.quiet()
+        it.check_left()
+
+
+async def test_an_answer_that_is_gone_leads_nowhere() -> None:
+    async with semantic_setting() as it:
+        told = await it.learn(PASSWORD, 12)
+        assert told[-1] == "semantic"
+        assert it.pipeline.responses is not None
+        it.pipeline.responses.cache.forget()
+        assert (await it.ask(it.again(PASSWORD)))[1] == "miss"
+        await it.quiet()
+        assert it.semantic.questions.stats().entries == 1  # the new one alone
+        it.check_left()
+
+
+# --- clients that leave, and several that ask at once
+
+
+async def test_identical_requests_look_once_and_are_served_together() -> None:
+    async with semantic_setting() as it:
+        await it.learn(PASSWORD, 12)
+        question, embedded, calls = it.again(PASSWORD), len(it.words.asked), it.worker.calls
+        it.words.may.clear()
+        strict = {"x-prefixgate-max-error": "0"}
+        tasks = [asyncio.create_task(it.ask(question, stream=bool(n % 2))) for n in range(20)]
+        await eventually(lambda: len(it.words.asked) > embedded)
+        assert it.pipeline.responses is not None
+        flights = it.pipeline.responses.flights
+        await eventually(lambda: flights.table.waiting == 19)
+        alone = asyncio.create_task(it.ask(question, headers=strict))
+        await eventually(lambda: flights.table.waiting == 20)
+        it.words.may.set()
+        assert await asyncio.gather(*tasks) == [(ABOUT, "semantic")] * 20
+        assert await alone == (ABOUT, "miss")
+        assert (it.worker.calls, len(it.words.asked)) == (calls + 1, embedded + 1)
+        await it.quiet()
+        it.check_left()
+
+
+async def test_who_leads_leaves_while_it_is_looked_for_and_the_others_are_served() -> None:
+    async with semantic_setting() as it:
+        await it.learn(PASSWORD, 12)
+        question, embedded = it.again(PASSWORD), len(it.words.asked)
+        it.words.may.clear()
+        first = asyncio.create_task(it.ask(question))
+        await eventually(lambda: len(it.words.asked) > embedded)
+        others = [asyncio.create_task(it.ask(question)) for _ in range(3)]
+        assert it.pipeline.responses is not None
+        flights = it.pipeline.responses.flights
+        await eventually(lambda: flights.table.waiting == 3)
+        first.cancel()
+        await eventually(lambda: len(it.gateway.server.background) == 1)
+        it.words.may.set()
+        assert await asyncio.gather(*others) == [(ABOUT, "semantic")] * 3
+        await it.quiet()
+        it.check_left()
+
+
+async def test_who_leaves_alone_leaves_nothing_and_the_worker_is_not_asked() -> None:
+    async with semantic_setting() as it:
+        it.words.may.clear()
+        tasks = [asyncio.create_task(it.ask(PASSWORD))]
+        await eventually(lambda: it.words.asked)
+        tasks.append(asyncio.create_task(it.ask(PASSWORD)))
+        assert it.pipeline.responses is not None
+        flights = it.pipeline.responses.flights
+        await eventually(lambda: flights.table.waiting == 1)
+        for task in tasks:
+            task.cancel()
+            await asyncio.sleep(0.02)
+        await eventually(lambda: not it.pipeline.live)
+        it.words.may.set()
+        await it.quiet()
+        assert it.worker.calls == 0
+        it.check_left()
+
+
+async def test_those_who_waited_while_it_was_looked_for_get_the_stream_as_it_comes() -> None:
+    async with semantic_setting() as it:
+        it.words.may.clear()
+        first = asyncio.create_task(it.ask(PASSWORD, stream=True))
+        await eventually(lambda: it.words.asked)
+        others = [asyncio.create_task(it.ask(PASSWORD, stream=bool(n))) for n in range(2)]
+        assert it.pipeline.responses is not None
+        flights = it.pipeline.responses.flights
+        await eventually(lambda: flights.table.waiting == 2)
+        it.words.may.set()
+        assert await first == (ABOUT, "miss")
+        assert await asyncio.gather(*others) == [(ABOUT, "hit")] * 2
+        assert it.worker.calls == 1
+        await it.quiet()
+        it.check_left()
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_however_clients_leave_nothing_is_left(seed: int) -> None:
+    chance = random.Random(seed)
+    async with semantic_setting() as it:
+        await it.learn(PASSWORD, 10)
+        it.worker.hold = True
+        tasks: list[asyncio.Task[tuple[str, str | None]]] = []
+        for _ in range(60):
+            question = PASSWORD + " " * chance.randrange(4)
+            tasks.append(asyncio.create_task(it.ask(question, stream=chance.random() < 0.5)))
+            if chance.random() < 0.5:
+                await asyncio.sleep(chance.random() * 0.01)
+            if chance.random() < 0.3:
+                chance.choice(tasks).cancel()
+            if chance.random() < 0.3:
+                it.worker.may.release()
+            (it.words.may.clear if chance.random() < 0.5 else it.words.may.set)()
+        it.words.may.set()
+        it.worker.hold = False
+        for _ in range(200):
+            it.worker.may.release()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                assert (await task)[0] == ABOUT
+        await eventually(lambda: not it.pipeline.live)
+        await it.quiet()
+        it.check_left()
+
+
+# --- what is kept, and forgotten
+
+
+async def test_questions_and_what_was_learnt_outlive_a_restart(tmp_path: Path) -> None:
+    more = f"{EASY}, path: '{tmp_path}'"
+    disk = f", disk: {{path: '{tmp_path / 'answers'}', size: 64MiB}}"
+    async with semantic_setting(more, cache=disk) as it:
+        assert (await it.learn(PASSWORD, 12))[-1] == "semantic"
+        words = it.words
+        async with semantic_setting(more, cache=disk) as other:  # the folder is taken: in memory alone, and it serves
+            assert (await other.ask(PASSWORD))[0] == ABOUT
+    del words
+
+
+async def test_forgetting_takes_questions_and_what_was_learnt() -> None:
+    async with semantic_setting(extra=tenants("acme", "beta")) as it:
+        for name in ("acme", "beta"):
+            await it.learn(PASSWORD, 12, key=KEYS[name])
+        tenancy = it.pipeline.tenancy
+        assert tenancy is not None
+        scope = tenancy.tenants["acme"].answers_scope
+        assert await it.semantic.forget(scope, tenant="acme", dry_run=True) == 1
+        assert await it.semantic.forget(scope, tenant="acme", model="another") == 0
+        assert await it.semantic.forget(scope, tenant="acme", older_than=3600) == 0
+        assert (await it.ask(it.again(PASSWORD), key=KEYS["acme"]))[1] == "semantic"
+        assert await it.semantic.forget(scope, tenant="acme", model="m") == 1
+        assert (await it.ask(it.again(PASSWORD), key=KEYS["acme"]))[1] == "miss"
+        await it.quiet()
+        assert await it.semantic.forget(scope, tenant="acme") == 1
+        assert set(it.semantic.report()["tenants"]) == {"beta"}
+        assert (await it.ask(it.again(PASSWORD), key=KEYS["beta"]))[1] == "semantic"
+
+
+async def test_what_was_asked_before_it_was_forgotten_is_not_added_after() -> None:
+    async with semantic_setting() as it:
+        it.worker.hold = True
+        asked = asyncio.create_task(it.ask(PASSWORD))
+        await eventually(lambda: it.worker.calls == 1)
+        assert await it.semantic.forget() == 0
+        it.worker.may.release()
+        assert (await asked)[0] == ABOUT
+        await it.quiet()
+        assert it.semantic.questions.stats().entries == 0
+
+
+# --- the configuration
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ("semantic_cache: {mode: on, embedding: {kind: minilm}}", "semantic_cache.mode: needs response_cache.mode: on"),
+        ("response_cache: {mode: on}\nsemantic_cache: {mode: shadow}", "semantic_cache.embedding.kind: must be"),
+        (
+            "response_cache: {mode: on}\nsemantic_cache: {mode: on, embedding: {kind: http, url: 'http://a'}}",
+            "semantic_cache.embedding.model: required where kind is http",
+        ),
+        (
+            "response_cache: {mode: on, encryption_key: 'a key that is long enough, as it seems'}\n"
+            "semantic_cache: {mode: on, embedding: {kind: minilm}, path: here}",
+            "semantic_cache.path: must be left out",
+        ),
+    ],
+)
+def test_what_cannot_work_is_told(sections: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config_for(["http://127.0.0.1:1"], sections)
+    assert problem in str(error.value)
+
+
+async def test_a_model_that_is_not_there_is_told(tmp_path: Path) -> None:
+    from gateway.semantic_assembly import open_semantic  # noqa: PLC0415 - of this test alone
+
+    sections = "response_cache: {mode: on}\nsemantic_cache: {mode: on, embedding: {kind: minilm, folder: '%s'}}\n"
+    config: Config = config_for(["http://127.0.0.1:1"], sections % (tmp_path / "none"))
+    with pytest.raises(ConfigError, match="prefixgate fetch minilm"):
+        open_semantic(config)
+
+
