@@ -41,6 +41,7 @@ class Words:
         self.may = asyncio.Event()
         self.may.set()
         self.url = ""
+        self.vector: Callable[[str], list[float]] = vector
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Words]:
@@ -63,7 +64,7 @@ class Words:
         await self.may.wait()
         if self.status != 200:
             return web.Response(status=self.status)
-        data = [{"index": at, "embedding": vector(text)} for at, text in enumerate(asked["input"])]
+        data = [{"index": at, "embedding": self.vector(text)} for at, text in enumerate(asked["input"])]
         return web.json_response({"data": data})
 
 
@@ -187,11 +188,18 @@ def semantic_section(url: str, more: str = EASY, mode: str = "on") -> str:
 
 @asynccontextmanager
 async def semantic_setting(
-    more: str = EASY, *, mode: str = "on", cache: str = "", extra: str = "", worker: Wise | None = None
+    more: str = EASY,
+    *,
+    mode: str = "on",
+    cache: str = "",
+    extra: str = "",
+    worker: Wise | None = None,
+    words: Words | None = None,
 ) -> AsyncIterator[SemanticSetting]:
+    """`words`: an endpoint that runs already."""
     worker = worker or Wise()
     async with AsyncExitStack() as stack:
-        words = await stack.enter_async_context(Words().running())
+        words = words or await stack.enter_async_context(Words().running())
         raw = await stack.enter_async_context(RawWorker(worker).running())
         sections = f"response_cache: {{mode: on{cache}}}\n" + semantic_section(words.url, more, mode) + extra
         gateway = await stack.enter_async_context(inside(plane([raw.url], extra=sections)))

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.config import Config, ConfigError
 from tests.gateway_fixtures import config_for, eventually
-from tests.semantic_fixtures import DIM, EASY, Wise, by_topic, semantic_setting
+from tests.semantic_fixtures import DIM, EASY, Wise, Words, by_topic, semantic_setting
 from tests.tenant_fixtures import KEYS, tenants
 
 PASSWORD = "How do I reset my password?"
@@ -62,7 +62,7 @@ async def test_in_shadow_mode_nobody_waits_for_a_vector() -> None:
     async with semantic_setting(mode="shadow") as it:
         it.words.may.clear()
         assert await it.ask(PASSWORD) == (ABOUT, "miss")
-        assert it.words.asked == [PASSWORD]
+        await eventually(lambda: it.words.asked == [PASSWORD])
         it.words.may.set()
         await it.quiet()
         assert it.semantic.questions.stats().entries == 1
@@ -88,11 +88,9 @@ async def test_an_entry_that_turns_wrong_is_found_out_and_served_no_longer() -> 
     "other",
     ["How do I not reset my password?", "How do I reset my password 2 times?", "How do I reset my passport?"],
 )
-async def test_a_question_that_only_looks_alike_is_refused_by_guards_whatever_its_vector(
-    other: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.semantic_fixtures.vector", lambda _: [1.0] * DIM)  # to the endpoint all are the same
+async def test_a_question_that_only_looks_alike_is_refused_by_guards_whatever_its_vector(other: str) -> None:
     async with semantic_setting() as it:
+        it.words.vector = lambda _: [1.0] * DIM  # to the endpoint all are the same
         await it.learn(PASSWORD, 14)
         served = it.semantic.lookups["served"]
         assert served > 0
@@ -312,14 +310,27 @@ async def test_however_clients_leave_nothing_is_left(seed: int) -> None:
 
 
 async def test_questions_and_what_was_learnt_outlive_a_restart(tmp_path: Path) -> None:
-    more = f"{EASY}, path: '{tmp_path}'"
+    more = f"{EASY}, path: '{tmp_path / 'meanings'}'"
     disk = f", disk: {{path: '{tmp_path / 'answers'}', size: 64MiB}}"
-    async with semantic_setting(more, cache=disk) as it:
-        assert (await it.learn(PASSWORD, 12))[-1] == "semantic"
-        words = it.words
-        async with semantic_setting(more, cache=disk) as other:  # the folder is taken: in memory alone, and it serves
-            assert (await other.ask(PASSWORD))[0] == ABOUT
-    del words
+    async with Words().running() as words:
+        async with semantic_setting(more, cache=disk, words=words) as it:
+            assert (await it.learn(PASSWORD, 12))[-1] == "semantic"
+            assert it.semantic.questions.stats().file_bytes > 0
+        async with semantic_setting(more, cache=disk, words=words) as it:
+            assert await it.ask(PASSWORD + "   ") == (ABOUT, "semantic")
+            assert it.worker.calls == 0
+        (tmp_path / "meanings" / "evidence.msgpack").write_bytes(b"\xc1 nonsense")
+        async with semantic_setting(more, cache=disk, words=words) as it:
+            assert await it.ask(PASSWORD + "    ") == (ABOUT, "miss")  # all is to be learnt anew
+
+
+async def test_a_folder_that_cannot_be_used_is_told_and_all_is_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = f"{EASY}, path: '{tmp_path}'"
+    async with semantic_setting(more) as it, semantic_setting(more, words=it.words) as other:
+        assert "semantic_cache.path cannot be used" in caplog.text
+        assert (await other.learn(PASSWORD, 12))[-1] == "semantic"
 
 
 async def test_forgetting_takes_questions_and_what_was_learnt() -> None:
