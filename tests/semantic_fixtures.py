@@ -20,7 +20,9 @@ from tests.data_plane_fixtures import Inside, RawWorker, Turn, inside, plane
 from tests.ports import free_port
 
 DIM = 256
-_SMALL = frozenset("a an the how do i can to my of is are in what please does you".split())
+_SMALL = frozenset(
+    ["a", "an", "the", "how", "do", "i", "can", "to", "my", "of", "is", "are", "in", "what", "please", "does", "you"]
+)
 
 
 def vector(text: str) -> list[float]:

@@ -133,7 +133,11 @@ async def test_a_client_can_ask_for_more_certainty_and_not_for_less() -> None:
     async with semantic_setting() as it:
         await it.learn(PASSWORD, 12)
         question = it.again(PASSWORD)
-        for strict in ({"x-prefixgate-max-error": "0.0001"}, {"Cache-Control": "no-cache"}, {"Cache-Control": "max-age=0"}):
+        for strict in (
+            {"x-prefixgate-max-error": "0.0001"},
+            {"Cache-Control": "no-cache"},
+            {"Cache-Control": "max-age=0"},
+        ):
             assert (await it.ask(it.again(PASSWORD), headers=strict))[1] == "miss"
         assert (await it.ask(it.again(SAME), headers={"x-prefixgate-min-similarity": "0.9999"}))[1] == "miss"
         assert (await it.ask(it.again(PASSWORD), headers={"Cache-Control": "no-store"}))[1] == "bypass"
@@ -396,5 +400,3 @@ async def test_a_model_that_is_not_there_is_told(tmp_path: Path) -> None:
     config: Config = config_for(["http://127.0.0.1:1"], sections % (tmp_path / "none"))
     with pytest.raises(ConfigError, match="prefixgate fetch minilm"):
         open_semantic(config)
-
-
