@@ -43,6 +43,7 @@ from gateway.prompts import Reader
 from gateway.reader_table import AutoReader, ReaderTable, make_reader
 from gateway.reload import Reloader, StoppingError
 from gateway.request_record import Observer
+from gateway.response_assembly import KeptResponses
 from gateway.response_caching import ResponseCaching
 from gateway.routes import RouteTable
 from gateway.semantic_caching import SemanticCaching
@@ -339,7 +340,7 @@ class Program:
 
     def _open_responses(self, config: Config) -> None:
         """The caches of answers, as far as they are wanted."""
-        self.responses = response_assembly.open_responses(config)
+        self.responses: KeptResponses | None = response_assembly.open_responses(config)
         self.semantic: SemanticCaching | None = None
         self._take_up_semantic(semantic_assembly.open_semantic(config), config)
         self._take_up_responses(config)

@@ -288,7 +288,10 @@ class SemanticCaching:
                 still=lambda: meaning.epoch == self._epoch,
             )
 
-    async def _compare(self, cached: CachedCall, meaning: Meaning, judged: Judged, body: bytes, asker: _Asker) -> None:
+    async def _compare(
+        self, cached: CachedCall, meaning: Meaning, judged: Judged, body: bytes, asker: _Asker
+    ) -> bool | None:
+        """Does the answer that was found say the same? None where that could not be told."""
         caching, kind = cached.caching, cached.call.kind
         verifier, source = self.settings.verifier, WORDS
         same: bool | None

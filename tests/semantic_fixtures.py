@@ -17,6 +17,7 @@ from gateway.pipeline import RequestPipeline
 from gateway.semantic_caching import SemanticCaching
 from tests.caching_fixtures import chunks, whole
 from tests.data_plane_fixtures import Inside, RawWorker, Turn, inside, plane
+from tests.gateway_fixtures import eventually
 from tests.ports import free_port
 
 DIM = 256
@@ -159,9 +160,7 @@ class SemanticSetting:
 
     async def quiet(self) -> None:
         """Until all that is learnt in the background is learnt."""
-        async with asyncio.timeout(20.0):
-            while self.semantic._tasks or self.semantic.questions.waiting:
-                await asyncio.sleep(0.002)
+        await eventually(lambda: not self.semantic._tasks and not self.semantic.questions.waiting)
 
     async def learn(self, question: str, times: int, **more: Any) -> list[str | None]:
         """Ask so often in other words; what the cache had each time."""
@@ -201,9 +200,9 @@ async def semantic_setting(
     """`words`: an endpoint that runs already."""
     worker = worker or Wise()
     async with AsyncExitStack() as stack:
-        words = words or await stack.enter_async_context(Words().running())
+        endpoint = words or await stack.enter_async_context(Words().running())
         raw = await stack.enter_async_context(RawWorker(worker).running())
-        sections = f"response_cache: {{mode: on{cache}}}\n" + semantic_section(words.url, more, mode) + extra
+        sections = f"response_cache: {{mode: on{cache}}}\n" + semantic_section(endpoint.url, more, mode) + extra
         gateway = await stack.enter_async_context(inside(plane([raw.url], extra=sections)))
         client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
-        yield SemanticSetting(gateway, worker, words, await stack.enter_async_context(client))
+        yield SemanticSetting(gateway, worker, endpoint, await stack.enter_async_context(client))
