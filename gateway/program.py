@@ -43,7 +43,6 @@ from gateway.prompts import Reader
 from gateway.reader_table import AutoReader, ReaderTable, make_reader
 from gateway.reload import Reloader, StoppingError
 from gateway.request_record import Observer
-from gateway.response_assembly import KeptResponses
 from gateway.response_caching import ResponseCaching
 from gateway.routes import RouteTable
 from gateway.semantic_caching import SemanticCaching
@@ -126,7 +125,9 @@ class Program:
         )
         self.pipeline.tenancy = tenancy_of(config, self.loop.time())
         self._take_up_admission(config)
-        self._open_responses(config)
+        self.responses = response_assembly.open_responses(config)
+        self.semantic = self._semantic_of(semantic_assembly.open_semantic(config), config)
+        self._take_up_responses(config)
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
         self.metrics = RequestMetrics(self.drift)
         self.tenant_metrics = TenantMetrics(self._tenants)
@@ -226,7 +227,7 @@ class Program:
                 await self.loop.run_in_executor(None, semantic.close)
             raise StoppingError("the gateway is stopping")
         self.responses = responses
-        self._take_up_semantic(semantic, config)
+        self.semantic = self.semantic or self._semantic_of(semantic, config)
         restart = _needs_restart(self.config, config)
         self._put_in_force(config, tokenizers, specs, spans)
         self.pipeline.tenancy = tenancy
@@ -338,21 +339,14 @@ class Program:
         if gate is not None:
             gate.release_all()
 
-    def _open_responses(self, config: Config) -> None:
-        """The caches of answers, as far as they are wanted."""
-        self.responses: KeptResponses | None = response_assembly.open_responses(config)
-        self.semantic: SemanticCaching | None = None
-        self._take_up_semantic(semantic_assembly.open_semantic(config), config)
-        self._take_up_responses(config)
-
-    def _take_up_semantic(self, opened: semantic_assembly.OpenedSemantic | None, config: Config) -> None:
-        """Its index and its embedder stay as they were opened."""
-        if opened is not None:
-            self.semantic = semantic_assembly.semantic_caching(config, opened)
-            saving = self.semantic.keep_saving(lambda: semantic_assembly.save_interval(self.config))
-            self.background(saving, "the semantic cache's evidence")
-        elif self.semantic is not None:
-            semantic_assembly.configure(self.semantic, config)
+    def _semantic_of(self, opened: semantic_assembly.OpenedSemantic | None, config: Config) -> SemanticCaching | None:
+        """What answers by meaning; None where nobody wants that."""
+        if opened is None:
+            return None
+        semantic = semantic_assembly.semantic_caching(config, opened)
+        saving = semantic.keep_saving(lambda: semantic_assembly.save_interval(self.config))
+        self.background(saving, "the semantic cache's evidence")
+        return semantic
 
     def semantic_in_force(self) -> SemanticCaching | None:
         """None where nothing is served by meaning, nor found out what would be."""
@@ -375,6 +369,8 @@ class Program:
                 proceed=pipeline.proceed,
                 attempt=pipeline.attempt,
             )
+        if self.semantic is not None:  # its index and its embedder stay as they were opened
+            semantic_assembly.configure(self.semantic, config)
         if pipeline.responses is not None:
             pipeline.responses.semantic = self.semantic if semantic_assembly.is_wanted(config) else None
 

@@ -198,9 +198,10 @@ async def semantic_setting(
     words: Words | None = None,
 ) -> AsyncIterator[SemanticSetting]:
     """`words`: an endpoint that runs already."""
-    worker = worker or Wise()
+    worker, endpoint = worker or Wise(), words or Words()
     async with AsyncExitStack() as stack:
-        endpoint = words or await stack.enter_async_context(Words().running())
+        if words is None:
+            await stack.enter_async_context(endpoint.running())
         raw = await stack.enter_async_context(RawWorker(worker).running())
         sections = f"response_cache: {{mode: on{cache}}}\n" + semantic_section(endpoint.url, more, mode) + extra
         gateway = await stack.enter_async_context(inside(plane([raw.url], extra=sections)))

@@ -275,7 +275,9 @@ workers:
 discovery:
   dns: [{name: pods.example, port: 8000, api_key: canary-dns}]
 admin: {token: canary-admin}
-response_cache: {redis: {url: 'redis://answers:canary-answers@10.0.0.9'}, encryption_key: canary-of-the-encrypted-answers}
+response_cache:
+  redis: {url: 'redis://answers:canary-answers@10.0.0.9'}
+  encryption_key: canary-of-all-the-answers-that-are-encrypted
 semantic_cache: {embedding: {api_key: canary-embedding}}
 telemetry: {endpoint: 'http://user:canary-password@collector:4318', headers: {authorization: canary-header}}
 tenants:
