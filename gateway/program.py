@@ -92,7 +92,6 @@ class Program:
         self._executor = ThreadPoolExecutor(config.tokens.threads, thread_name_prefix="tokens")
         self._tasks: set[asyncio.Task[None]] = set()
         self._discoveries: set[asyncio.Task[None]] = set()
-        self._tokenizers: dict[Model, Tokenizer] = {}
         self._issuer: JwtVerifier | None = None
         self._following: asyncio.Task[None] | None = None
         self.sharing: LimitSharing | None = None
@@ -106,10 +105,8 @@ class Program:
         self.fleet = Fleet(self.state, self.index, settings, loop=self.loop, cut=self._cut)
         self.affinity = AffinityMap(config.routing.sessions.max_entries, config.routing.sessions.ttl)
         self._policy: RoutingPolicy = assembly.policy(config)
-        for model in config.models:
-            tokenizer = assembly.tokenizer_of(config, model)
-            if tokenizer is not None:
-                self._tokenizers[model] = tokenizer
+        loaded = {model: assembly.tokenizer_of(config, model) for model in config.models}
+        self._tokenizers = {model: tokenizer for model, tokenizer in loaded.items() if tokenizer is not None}
         self.remote = RemoteTokenizer(self.fleet.tokenize_targets)
         self.readers = ReaderTable(self._readers(config, self._tokenizers), self._make_reader)
         self.pipeline = RequestPipeline(

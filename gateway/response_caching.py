@@ -40,6 +40,7 @@ from policies.response_freshness import (
 )
 from policies.response_policy import AnswerFacts, Refusal, refuse_answer, refuse_request
 from policies.semantic import Choice
+from policies.semantic_request import SemanticRefusal
 
 if TYPE_CHECKING:
     from cache.response_cache import Found, ResponseCache
@@ -345,6 +346,9 @@ class ResponseCaching:
         """What it asks, where that may be answered by meaning, or teach something."""
         semantic = self.semantic
         if semantic is None or cached.wishes is None:
+            return None
+        if len(exchange.body) > _LONG_BODY:  # its key would be made anew
+            semantic.refusals[SemanticRefusal.LONG.value] += 1
             return None
 
         def partition(question: Question) -> ResponseKey:

@@ -350,8 +350,10 @@ class SemanticCaching:
         if not dry_run:
             self._epoch += 1
             self.batcher.forget()
-            if model is None and older_than is None:
-                self.learners.forget(lambda each: scope is None or each.tenant == tenant)
+            if older_than is None:
+                self.learners.forget(
+                    lambda each: (scope is None or each.tenant == tenant) and (model is None or each.model == model)
+                )
             if scope is None:
                 self._served.clear()
             elif tenant is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,7 @@ class EvidenceFile:
     def __init__(self, folder: Path, embedder: str) -> None:
         self._path = folder / FILE
         self._embedder = embedder
+        self._writing = threading.Lock()
 
     def read(self) -> dict[Learner, Mapping[str, Any]]:
         """Nothing where there is none, or none that can be used: then all is learnt anew."""
@@ -127,8 +129,9 @@ class EvidenceFile:
             "learners": [[learner.tenant, learner.model, told] for learner, told in learnt],
         }
         beside = self._path.with_suffix(".new")
-        with beside.open("wb") as file:
-            file.write(msgspec.msgpack.encode(data))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
+        with self._writing:
+            with beside.open("wb") as file:
+                file.write(msgspec.msgpack.encode(data))
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self._path)

@@ -103,15 +103,42 @@ class Wise:
                 return
         head = "HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n"
         told = self.says(_question(asked))
-        if asked.get("stream"):
+        kind = "application/json"
+        if b"/messages" in turn.head.split(b"\r\n")[0]:
+            body = json.dumps(_message(told)).encode()
+        elif b"/responses" in turn.head.split(b"\r\n")[0]:
+            body = json.dumps(_response(told)).encode()
+        elif asked.get("stream"):
             body, kind = chunks(told, usage=bool(asked.get("stream_options"))), "text/event-stream"
         else:
-            body, kind = json.dumps(whole(told)).encode(), "application/json"
+            body = json.dumps(whole(told)).encode()
         turn.write((head % (kind, len(body))).encode() + body)
 
 
+def _message(text: str) -> dict[str, Any]:
+    return {
+        "id": "msg", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn",
+        "stop_sequence": None, "content": [{"type": "text", "text": text}],
+        "usage": {"input_tokens": 5, "output_tokens": 7},
+    }  # fmt: skip
+
+
+def _response(text: str) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {
+        "id": "resp", "object": "response", "created_at": 1, "status": "completed", "model": "m", "tools": [],
+        "error": None, "incomplete_details": None, "parallel_tool_calls": True, "tool_choice": "auto",
+        "output": [{"type": "message", "id": "msg", "role": "assistant", "status": "completed", "content": content}],
+        "usage": {
+            "input_tokens": 5, "output_tokens": 7, "total_tokens": 12,
+            "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0},
+        },
+    }  # fmt: skip
+
+
 def _question(asked: dict[str, Any]) -> str:
-    content = asked["messages"][-1]["content"]
+    given = asked.get("messages", asked.get("input"))
+    content = given if isinstance(given, str) else given[-1]["content"]
     return content if isinstance(content, str) else str(content[-1]["text"])
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import random
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -161,6 +164,83 @@ async def test_categories_learn_apart_and_unknown_ones_are_the_default() -> None
         assert (await it.ask(it.again(PASSWORD)))[1] == "semantic"
         assert (await it.ask(it.again(PASSWORD), headers=prices))[1] == "miss"  # too old for this one
         assert it.semantic.lookups["expired"] == 1
+
+
+async def test_messages_and_responses_are_answered_by_meaning_too() -> None:
+    async with semantic_setting() as it:
+        claude = anthropic.AsyncAnthropic(base_url=it.gateway.url, api_key="none", max_retries=0)
+
+        async def message() -> tuple[str, str | None]:
+            raw = await claude.messages.with_raw_response.create(
+                model="m",
+                max_tokens=50,
+                messages=[{"role": "user", "content": it.again(PASSWORD)}],
+                extra_body={"temperature": 0},
+            )
+            (block,) = raw.parse().content
+            assert block.type == "text"
+            return block.text, raw.headers.get("x-prefixgate-cache")
+
+        async def response() -> tuple[str, str | None]:
+            raw = await it.client.responses.with_raw_response.create(
+                model="m", temperature=0, store=False, input=it.again(PASSWORD)
+            )
+            return raw.parse().output_text, raw.headers.get("x-prefixgate-cache")
+
+        async with claude:
+            for ask in (message, response):
+                told = []
+                for _ in range(13):
+                    told.append(await ask())
+                    await it.quiet()
+                assert told[0] == (ABOUT, "miss")
+                assert told[-1] == (ABOUT, "semantic")
+        assert it.semantic.questions.stats().partitions == 2
+        it.check_left()
+
+
+VERIFIER = ", verifier: {model: m, share: 1, misses: 0.05}"
+
+
+async def test_a_model_judges_what_words_cannot_tell() -> None:
+    worker = Wise()
+    answers = itertools.cycle(["Sure, long story.", "Well, it depends."])  # to words all of them differ
+    worker.says = lambda question: "YES" if "first answer" in question else next(answers)
+    async with semantic_setting(EASY + VERIFIER, worker=worker, extra=tenants("acme")) as it:
+        told = await it.learn(PASSWORD, 14, key=KEYS["acme"])
+        assert told[-1] == "semantic"
+        assert it.semantic.labels.keys() == {("verifier", "right")}
+        judged = [asked for asked in worker.asked if len(asked["messages"]) == 2]
+        assert len(judged) == it.semantic.labels["verifier", "right"]
+        assert json.loads(judged[0]["messages"][1]["content"])["question"].split() == PASSWORD.split()
+        assert "depends" in judged[0]["messages"][1]["content"]
+        it.check_left()
+
+
+@pytest.mark.parametrize(("says", "label"), [("No, they differ.", "wrong"), ("Hard to say.", "none")])
+async def test_a_model_that_says_no_or_nothing_is_not_taken_for_a_yes(says: str, label: str) -> None:
+    worker = Wise()
+    worker.says = lambda question: says if "first answer" in question else ABOUT
+    async with semantic_setting(EASY + VERIFIER, worker=worker) as it:
+        assert await it.learn(PASSWORD, 3) == ["miss"] * 3
+        assert it.semantic.labels == {("verifier", label): 2}
+        it.check_left()
+
+
+async def test_a_model_that_does_not_answer_in_time_gives_no_label() -> None:
+    worker = Wise()
+    async with semantic_setting(EASY + VERIFIER.replace("misses: 0.05", "timeout: 50ms"), worker=worker) as it:
+        await it.learn(PASSWORD, 1)
+        worker.hold = True
+        asked = asyncio.create_task(it.ask(it.again(PASSWORD)))
+        await eventually(lambda: worker.calls == 2)
+        worker.may.release()  # for the request, and none for the judgement
+        assert await asked == (ABOUT, "miss")
+        await it.quiet()
+        assert it.semantic.labels == {("verifier", "none"): 1}
+        await eventually(lambda: worker.given_up == 1)
+        await eventually(lambda: not it.pipeline.live)
+        it.check_left()
 
 
 # --- what goes wrong
