@@ -177,7 +177,7 @@ async def test_messages_and_responses_are_answered_by_meaning_too() -> None:
                 messages=[{"role": "user", "content": it.again(PASSWORD)}],
                 extra_body={"temperature": 0},
             )
-            (block,) = raw.parse().content
+            (block,) = (await raw.parse()).content
             assert block.type == "text"
             return block.text, raw.headers.get("x-prefixgate-cache")
 
