@@ -11,6 +11,7 @@ _NAMES = (
     "chaos", "worker", "worker_model", "kv_codec", "disk_store", "redis_store", "eviction", "restore_price",
     "restore", "admission", "admission_slo", "cases", "response_cache", "host_store", "latency_model",
     "tenant_timing", "tiers", "response_hits", "embedding", "semantic_bound", "semantic_pairs", "similarity",
+    "semantic_lookup",
 )  # fmt: skip
 
 if __name__ == "__main__":
