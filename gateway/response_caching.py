@@ -355,7 +355,10 @@ class ResponseCaching:
             variants = [*_variants(exchange, cached.call), ("embedder", semantic.batcher.name)]
             return _key(exchange, cached.call, question.rest, variants)
 
-        cached.meaning = semantic.understand(exchange.policy, cached, partition)
+        try:
+            cached.meaning = semantic.understand(exchange.policy, cached, partition)
+        except Exception:
+            log.exception("a question could not be told from the rest of its request")
         return cached.meaning
 
     def _looked(self, exchange: Exchange, cached: CachedCall, judged: Judged | None) -> None:

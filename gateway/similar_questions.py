@@ -16,9 +16,12 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from cache.one_core import keep_to_one_core
 from cache.response_key import KEY_BYTES, TAG_BYTES, ResponseKey
 from cache.similarity import SimilarityIndex, SimilarityStats
 from cache.store import StoreError
+from gateway.embedding_batcher import NICENESS
+from gateway.embedding_thread import be_nice
 from gateway.semantic_call import ALIKE, SAME_TEXT, BusyError, Similar
 from policies.guards.check import check
 from policies.guards.profile import Profile, profile
@@ -52,8 +55,9 @@ class SimilarQuestions:
     """Belongs to one event loop; owns the index."""
 
     def __init__(self, index: SimilarityIndex) -> None:
+        keep_to_one_core()
         self._index = index
-        self._executor = ThreadPoolExecutor(1, "questions")
+        self._executor = ThreadPoolExecutor(1, "questions", be_nice, (NICENESS,))
         self._waiting = 0
         self._works = False
         self._failed = False
