@@ -401,7 +401,7 @@ class ResponseCaching:
 
     def _replay_alike(self, exchange: Exchange, cached: CachedCall, judged: Judged) -> bool:
         semantic, meaning, before = self.semantic, cached.meaning, exchange.own_fields
-        if semantic is None or meaning is None:
+        if semantic is None or meaning is None or judged.found is None:
             return False
         exchange.own_fields += b"\r\nx-prefixgate-cache-id: " + semantic.served(judged, meaning).encode()
         found, key = judged.found, judged.similar.key

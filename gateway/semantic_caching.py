@@ -37,6 +37,7 @@ from policies.semantic import Candidate, Choice, Outcome, SemanticPolicy
 from policies.semantic_request import Question, question_of
 
 if TYPE_CHECKING:
+    from cache.response_cache import Found
     from cache.response_entry import ResponseEntry
     from cache.response_key import ResponseKey
     from gateway.cached_call import CachedCall
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from gateway.exchange import Exchange
     from gateway.http_server import HttpServer
     from gateway.response_caching import ResponseCaching
-    from gateway.semantic_call import SemanticRequestSettings
+    from gateway.semantic_call import SemanticRequestSettings, VerifierSettings
     from gateway.semantic_learners import EvidenceFile, Learners
     from gateway.similar_questions import SimilarQuestions
     from gateway.tenancy import Tenant
@@ -53,7 +54,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE: Final = 256
-"""Requests whose questions are looked up, and answers that are learnt from, at a time: beyond that it is skipped."""
+"""Requests whose questions are looked up at a time: beyond that it is skipped."""
+_MOST_LEARNING: Final = 128
+"""Answers that are learnt from at a time."""
+_ANSWERS: Final = "\0answers"
+"""Behind a tenant's name: its answers and its questions take turns in the embedder."""
 _PATIENCE: Final = 10.0
 """Seconds for a vector that nobody waits for."""
 _MOST_FEEDBACK: Final = 4_096
@@ -101,7 +106,7 @@ class SemanticCaching:
         self._wall = wall
         self._sample = sample
         self._epoch = 0
-        self._looking = 0
+        self._looking = self._learning = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._served: dict[str, OrderedDict[str, tuple[Learner, bytes]]] = {}
         self._could_save = True
@@ -177,7 +182,7 @@ class SemanticCaching:
 
     async def _nearest(
         self, cached: CachedCall, meaning: Meaning, caching: ResponseCaching
-    ) -> tuple[Similar, Any] | str:
+    ) -> tuple[Similar, Found] | str:
         """The most similar question whose answer is still to be had, and that answer; or why there is none."""
         vector = await self.batcher.embed(meaning.text, self.settings.deadline, scope=meaning.learner.tenant)
         if vector is None:
@@ -194,7 +199,7 @@ class SemanticCaching:
         return "none"
 
     def _judge(
-        self, cached: CachedCall, meaning: Meaning, policy: TenantPolicy, similar: Similar, found: Any
+        self, cached: CachedCall, meaning: Meaning, policy: TenantPolicy, similar: Similar, found: Found
     ) -> Judged | None:
         asked, wishes, now = cached.asked, meaning.wishes, self._wall()
         if judge(similar.stored_at, now, cached.rules, asked).freshness is not Freshness.FRESH:
@@ -215,7 +220,7 @@ class SemanticCaching:
             client_max_age=asked.max_age,
         )
         self.lookups["served" if decision.choice is Choice.SERVE else decision.why.value] += 1
-        return Judged(similar, candidate, decision, found)
+        return Judged(similar, candidate, decision, found if decision.choice is Choice.SERVE else None)
 
     # -- an answer is served
 
@@ -247,11 +252,15 @@ class SemanticCaching:
         meaning = cached.meaning
         if meaning is None:
             return
-        if len(self._tasks) >= 2 * _MOST_AT_ONCE:
+        if self._learning >= _MOST_LEARNING:
             self.lookups["not_learnt"] += 1
             return
+        self._learning += 1
         asker = _Asker(exchange.client.server, exchange.tenant, exchange.policy)
-        self._task(self._learn(cached, meaning, entry, asker))
+        self._task(self._learn(cached, meaning, entry, asker)).add_done_callback(self._learnt)
+
+    def _learnt(self, _: asyncio.Task[None]) -> None:
+        self._learning -= 1
 
     def let_go(self, cached: CachedCall) -> None:
         """Nothing is to be learnt from this request."""
@@ -292,22 +301,19 @@ class SemanticCaching:
         self, cached: CachedCall, meaning: Meaning, judged: Judged, body: bytes, asker: _Asker
     ) -> bool | None:
         """Does the answer that was found say the same? None where that could not be told."""
-        caching, kind = cached.caching, cached.call.kind
         verifier, source = self.settings.verifier, WORDS
-        same: bool | None
         # Whose label it is must not depend on what the answers are.
         if verifier is not None and self._sample() < verifier.share:
             source = VERIFIER
-            stored, fresh = await asyncio.gather(
-                caching.in_executor(partial(answer_text, kind, judged.found.entry.body)),
-                caching.in_executor(partial(answer_text, kind, body)),
-            )
-            same = stored is not None and fresh is not None
-            if stored is not None and fresh is not None:
-                same = await caching.verifier.agree(asker.server, verifier, asker.tenant, meaning.text, (stored, fresh))
-        else:
-            bodies = judged.found.entry.body, body
-            same = await answers_agree(self.batcher, caching.executor, kind, bodies, meaning.learner.tenant)
+        stored = await cached.caching.stored(judged.similar.key, cached.rules)
+        same = None
+        if stored is not None and stored.entry.stored_at == judged.similar.stored_at:
+            bodies = stored.entry.body, body
+            if verifier is not None and source is VERIFIER:
+                same = await self._verified(cached, meaning, verifier, bodies, asker)
+            else:
+                scope = meaning.learner.tenant + _ANSWERS
+                same = await answers_agree(self.batcher, cached.caching.executor, cached.call.kind, bodies, scope)
         if same is None or meaning.epoch != self._epoch:
             self.labels[source, "none"] += 1
             return None
@@ -320,6 +326,21 @@ class SemanticCaching:
             log.warning("semantic cache of %s: answers have changed, what was known of them is learnt anew", name)
         self._drop(outcome)
         return same
+
+    async def _verified(
+        self,
+        cached: CachedCall,
+        meaning: Meaning,
+        verifier: VerifierSettings,
+        bodies: tuple[bytes, bytes],
+        asker: _Asker,
+    ) -> bool | None:
+        """Do both say the same, in a model's words?"""
+        caching, kind = cached.caching, cached.call.kind
+        one, other = [await caching.in_executor(partial(answer_text, kind, body)) for body in bodies]
+        if one is None or other is None:
+            return False
+        return await caching.verifier.agree(asker.server, verifier, asker.tenant, meaning.text, (one, other))
 
     def _drop(self, outcome: Outcome) -> None:
         for name in outcome.drop:

@@ -96,7 +96,8 @@ class Judged(NamedTuple):
     similar: Similar
     candidate: Candidate
     decision: Decision
-    found: Found
+    found: Found | None
+    """Where it is served; what is only compared is fetched again, lest it be held as long as a worker takes."""
 
 
 @dataclass(slots=True, eq=False)

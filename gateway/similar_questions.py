@@ -64,6 +64,8 @@ class SimilarQuestions:
         self._profile = lru_cache(maxsize=_PROFILES)(profile)
         self.refusals: Counter[str] = Counter()
         """By guard."""
+        if len(index):
+            self._work()
 
     def stats(self) -> SimilarityStats:
         """As of now."""

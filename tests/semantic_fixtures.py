@@ -137,7 +137,7 @@ def _response(text: str) -> dict[str, Any]:
 
 
 def _question(asked: dict[str, Any]) -> str:
-    given = asked.get("messages", asked.get("input"))
+    given: Any = asked.get("messages", asked.get("input"))
     content = given if isinstance(given, str) else given[-1]["content"]
     return content if isinstance(content, str) else str(content[-1]["text"])
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import openai
 import pytest
 
 from gateway.config import Config, ConfigError
+from policies.response_freshness import FreshnessRules
 from tests.gateway_fixtures import config_for, eventually
 from tests.semantic_fixtures import DIM, EASY, Wise, Words, by_topic, semantic_setting
 from tests.tenant_fixtures import KEYS, tenants
@@ -431,9 +433,27 @@ async def test_forgetting_takes_questions_and_what_was_learnt() -> None:
         assert await it.semantic.forget(scope, tenant="acme", model="m") == 1
         assert (await it.ask(it.again(PASSWORD), key=KEYS["acme"]))[1] == "miss"
         await it.quiet()
-        assert await it.semantic.forget(scope, tenant="acme") == 1
+        assert await it.semantic.forget(scope, tenant="acme", older_than=0) == 1
+        assert await it.semantic.forget(scope, tenant="acme") == 0
         assert set(it.semantic.report()["tenants"]) == {"beta"}
         assert (await it.ask(it.again(PASSWORD), key=KEYS["beta"]))[1] == "semantic"
+
+
+async def test_an_answer_that_is_fetched_anew_is_found_by_meaning_again() -> None:
+    async with semantic_setting(cache=", ttl: 1ms, stale_while_revalidate: 60s") as it:
+        await it.ask(PASSWORD)
+        await it.quiet()
+        await asyncio.sleep(0.01)
+        assert (await it.ask(PASSWORD))[1] == "stale"
+        await eventually(lambda: it.worker.calls == 2 and not it.pipeline.live)
+        await it.quiet()
+        assert it.pipeline.responses is not None
+        settings = it.pipeline.responses.settings
+        it.pipeline.responses.settings = replace(settings, rules=FreshnessRules(ttl=3600))
+        assert (await it.ask(it.again(PASSWORD)))[1] == "miss"
+        await it.quiet()
+        assert it.semantic.lookups["learning"] == 1  # it was found, and the worker's answer compared with it
+        it.check_left()
 
 
 async def test_what_was_asked_before_it_was_forgotten_is_not_added_after() -> None:
@@ -449,6 +469,25 @@ async def test_what_was_asked_before_it_was_forgotten_is_not_added_after() -> No
 
 
 # --- the configuration
+
+
+async def test_tenants_and_their_models_have_rules_of_their_own() -> None:
+    who = tenants(
+        "acme, cache: {semantic: {mode: shadow, delta: 0.1}}, "
+        "per_model: [{name: m, cache: {semantic: {mode: 'on', ttl: 60s}}}]",
+        "beta",
+        "crew, cache: {semantic: {mode: 'on'}}",
+    )
+    async with semantic_setting(mode="off", extra=who) as it:
+        for name in KEYS:
+            await it.learn(PASSWORD, 1, key=KEYS[name])
+        policies = {tuple(learner): policy.settings for learner, policy in it.semantic.learners}
+        assert policies == {}
+        for name in KEYS:
+            await it.learn(PASSWORD, 1, key=KEYS[name])
+        policies = {tuple(learner): policy.settings for learner, policy in it.semantic.learners}
+        told = {who: (settings.delta, settings.ttl, settings.shadow) for who, settings in policies.items()}
+        assert told == {("acme", "m"): (0.1, 60.0, False), ("crew", ""): (0.4, 86_400.0, False)}
 
 
 @pytest.mark.parametrize(
