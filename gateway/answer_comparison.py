@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway import answers
 from gateway.routes import Kind
-from policies.answer_agreement import LEAST_SIMILARITY, Agreement, compare
+from policies.answer_agreement import Agreement, compare
 
 if TYPE_CHECKING:
     from gateway.embedding_batcher import EmbeddingBatcher
@@ -25,9 +25,15 @@ _PATIENCE: Final = 10.0
 
 
 async def answers_agree(
-    batcher: EmbeddingBatcher, executor: Executor, kind: Kind, bodies: tuple[bytes, bytes], scope: str
+    batcher: EmbeddingBatcher,
+    executor: Executor,
+    kind: Kind,
+    bodies: tuple[bytes, bytes],
+    *,
+    scope: str,
+    least: float,
 ) -> bool | None:
-    """By words and vectors. None where there were no vectors to be had: that is no label."""
+    """By words and vectors, whose cosine must be `least` or more. None where there were no vectors to be had: that is no label."""
     loop = asyncio.get_running_loop()
     told, one, other = await loop.run_in_executor(executor, _compared, kind, *bodies)
     if told is not Agreement.PERHAPS:
@@ -35,7 +41,7 @@ async def answers_agree(
     first, second = await asyncio.gather(*(batcher.embed(text, _PATIENCE, scope=scope) for text in (one, other)))
     if first is None or second is None:
         return None
-    return float(first @ second) >= LEAST_SIMILARITY
+    return float(first @ second) >= least
 
 
 def _compared(kind: Kind, one: bytes, other: bytes) -> tuple[Agreement, str, str]:

@@ -145,6 +145,7 @@ def request_settings(config: Config) -> SemanticRequestSettings:
         mode=settings.mode,
         deadline=settings.deadline,
         floor=settings.floor,
+        agreement=settings.agreement,
         category=header_finder(settings.category_header),
         categories=frozenset(category.name for category in settings.categories),
         allowed=Allowed(multi_turn=allow.multi_turn, tools=allow.tools, temperature=allow.temperature),

@@ -313,7 +313,8 @@ class SemanticCaching:
                 same = await self._verified(cached, meaning, verifier, bodies, asker)
             else:
                 scope = meaning.learner.tenant + _ANSWERS
-                same = await answers_agree(self.batcher, cached.caching.executor, cached.call.kind, bodies, scope)
+                executor, kind, least = cached.caching.executor, cached.call.kind, self.settings.agreement
+                same = await answers_agree(self.batcher, executor, kind, bodies, scope=scope, least=least)
         if same is None or meaning.epoch != self._epoch:
             self.labels[source, "none"] += 1
             return None

@@ -53,6 +53,8 @@ class SemanticRequestSettings:
     """For whom nothing else is said."""
     deadline: float = 0.15
     floor: float = 0.8
+    agreement: float = 0.9
+    """Cosine of two answers that say the same."""
     category: Callable[[bytes], bytes | None] = field(default=header_finder("x-prefixgate-category"))
     categories: frozenset[str] = frozenset()
     allowed: Allowed = field(default_factory=Allowed)

@@ -19,10 +19,11 @@ AGREEMENT_NOISE: Final = Noise(false_wrong=0.0, false_correct=0.1)
 """Believed of such labels: at most a tenth of the wrong answers has the same numbers, names and negations as the right
 one and reads like it. Right answers that are called wrong are many, and none of them is assumed.
 """
-LEAST_SIMILARITY: Final = 0.9
-"""Of the vectors of two answers that say the same."""
+MOST_ALIKE: Final = 800
+"""Characters of answers that are compared by their vectors: models of vectors read no more than the beginning of a longer
+one, 256 tokens for MiniLM.
+"""
 
-_MOST: Final = 20_000
 _MARKS: Final = re.compile(r"[*_`#>]+")
 _SPACE: Final = re.compile(r"\s+")
 
@@ -32,7 +33,7 @@ class Agreement(StrEnum):
 
     SAME = "same"
     PERHAPS = "perhaps"
-    """Only if their vectors are as similar as `LEAST_SIMILARITY` says."""
+    """Only if their vectors are very similar."""
     DIFFERENT = "different"
     """Or nobody can tell."""
 
@@ -43,7 +44,7 @@ def compare(one: str, other: str) -> Agreement:
         return Agreement.DIFFERENT
     if _plain(one) == _plain(other):
         return Agreement.SAME
-    if max(len(one), len(other)) > _MOST:
+    if max(len(one), len(other)) > MOST_ALIKE:
         return Agreement.DIFFERENT
     first, second = profile(one), profile(other)
     if first.too_long or second.too_long or not (first.english and second.english):

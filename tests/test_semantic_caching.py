@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import json
 import random
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from tests.gateway_fixtures import config_for, eventually
 from tests.semantic_fixtures import DIM, EASY, Wise, Words, by_topic, semantic_setting
 from tests.tenant_fixtures import KEYS, tenants
 
+ROOT = Path(__file__).parent.parent
 PASSWORD = "How do I reset my password?"
 SAME = "How can I reset my password?"
 ABOUT = "All about password and reset."
@@ -201,6 +204,25 @@ async def test_messages_and_responses_are_answered_by_meaning_too() -> None:
         it.check_left()
 
 
+@pytest.mark.parametrize(
+    ("answers", "label"),
+    [
+        (("To reset it, open the settings menu.", "Open the settings menu to reset it."), "right"),
+        (("Open the settings menu to reset it.", "Our friendly colleagues will gladly do so."), "wrong"),
+        (("It takes 3 days.", "It takes 4 days."), "wrong"),
+    ],
+)
+async def test_answers_are_compared_by_words_and_by_their_vectors(answers: tuple[str, str], label: str) -> None:
+    worker = Wise()
+    told = itertools.cycle(answers)
+    worker.says = lambda _: next(told)
+    async with semantic_setting(worker=worker) as it:
+        assert await it.learn(PASSWORD, 2) == ["miss"] * 2
+        assert it.semantic.labels == {("agreement", label): 1}
+        asked = {text.strip() for text in it.words.asked}
+        assert (set(answers) <= asked) == ("3 days" not in answers[0])
+
+
 VERIFIER = ", verifier: {model: m, share: 1, misses: 0.05}"
 
 
@@ -308,10 +330,12 @@ async def test_identical_requests_look_once_and_are_served_together() -> None:
         it.check_left()
 
 
-async def test_who_leads_leaves_while_it_is_looked_for_and_the_others_are_served() -> None:
+@pytest.mark.parametrize("served", [True, False])
+async def test_who_leads_leaves_while_it_is_looked_for_and_the_others_get_an_answer(*, served: bool) -> None:
     async with semantic_setting() as it:
         await it.learn(PASSWORD, 12)
-        question, embedded = it.again(PASSWORD), len(it.words.asked)
+        question = it.again(PASSWORD) if served else INVOICE
+        embedded, calls = len(it.words.asked), it.worker.calls
         it.words.may.clear()
         first = asyncio.create_task(it.ask(question))
         await eventually(lambda: len(it.words.asked) > embedded)
@@ -322,7 +346,8 @@ async def test_who_leads_leaves_while_it_is_looked_for_and_the_others_are_served
         first.cancel()
         await eventually(lambda: len(it.gateway.server.background) == 1)
         it.words.may.set()
-        assert await asyncio.gather(*others) == [(ABOUT, "semantic")] * 3
+        assert await asyncio.gather(*others) == [(by_topic(question), "semantic" if served else "hit")] * 3
+        assert it.worker.calls == calls + (not served)
         await it.quiet()
         it.check_left()
 
@@ -510,6 +535,32 @@ def test_what_cannot_work_is_told(sections: str, problem: str) -> None:
     with pytest.raises(ConfigError) as error:
         config_for(["http://127.0.0.1:1"], sections)
     assert problem in str(error.value)
+
+
+def test_without_its_libraries_the_program_runs_and_tells_what_is_missing() -> None:
+    """Nothing of the gateway needs numpy but this."""
+    script = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"numpy", "usearch", "torch", "threadpoolctl", "safetensors"}:
+            raise ImportError(name, name=name)
+
+sys.meta_path.insert(0, Missing())
+import gateway.program
+from gateway.config import ConfigError, parse_config
+from gateway.semantic_assembly import open_semantic
+
+for embedding in ("{kind: http, url: 'http://a/v1', model: m, dimensions: 4}", "{kind: minilm, folder: /}"):
+    text = "workers: [{url: 'http://a:1'}]\\nresponse_cache: {mode: on}\\n"
+    try:
+        open_semantic(parse_config(text + "semantic_cache: {mode: on, embedding: %s}" % embedding))
+    except ConfigError as error:
+        print(error)
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert told.stdout.count("pip install 'prefixgate[semantic]'") == 2
 
 
 async def test_a_model_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -86,6 +86,9 @@ class SemanticCache(Strict):
     """Cosine below which no question is considered."""
     delta: Rate = 0.02
     """Share of the answers served by meaning that may be wrong."""
+    agreement: Share = 0.9
+    """Cosine from which on two answers with the same numbers, names and negations say the same. Embedders differ in
+    what is much; too low a number breaks the bound."""
     confidence: Rate = 0.95
     """Of the bound on that share."""
     ttl: Duration = Field(default=86_400.0, gt=0)
