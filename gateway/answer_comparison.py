@@ -33,7 +33,9 @@ async def answers_agree(
     scope: str,
     least: float,
 ) -> bool | None:
-    """By words and vectors, whose cosine must be `least` or more. None where there were no vectors to be had: that is no label."""
+    """By words and vectors, whose cosine must be `least` or more. None where there were no vectors to be had: that is
+    no label.
+    """
     loop = asyncio.get_running_loop()
     told, one, other = await loop.run_in_executor(executor, _compared, kind, *bodies)
     if told is not Agreement.PERHAPS:

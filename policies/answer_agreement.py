@@ -20,8 +20,8 @@ AGREEMENT_NOISE: Final = Noise(false_wrong=0.0, false_correct=0.1)
 one and reads like it. Right answers that are called wrong are many, and none of them is assumed.
 """
 MOST_ALIKE: Final = 800
-"""Characters of answers that are compared by their vectors: models of vectors read no more than the beginning of a longer
-one, 256 tokens for MiniLM.
+"""Characters of answers that are compared by their vectors: of a longer one models read the beginning, MiniLM 256
+tokens.
 """
 
 _MARKS: Final = re.compile(r"[*_`#>]+")
