@@ -11,17 +11,18 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import orjson
 
 from cache.response_entry import ResponseEntry, Stamp
-from cache.response_key import ResponseKey, is_unambiguous, response_key
+from cache.response_key import ResponseKey, is_unambiguous
 from gateway import answers
+from gateway.alike_answers import GRACE, LONG_BODY, AlikeAnswers, result_of
 from gateway.answer_flights import AnswerFlights
 from gateway.answer_replay import replay_body, replay_stream
 from gateway.answer_verifier import AnswerVerifier
@@ -29,6 +30,7 @@ from gateway.api_error import ApiError
 from gateway.background_client import BackgroundClient
 from gateway.cached_call import CachedCall, CachingSettings, Result, tell, told
 from gateway.header_finder import header_finder
+from gateway.request_keys import Keyed, keyed
 from gateway.request_record import Outcome
 from gateway.routes import Kind
 from policies.response_freshness import (
@@ -39,16 +41,10 @@ from policies.response_freshness import (
     parse_cache_control,
 )
 from policies.response_policy import AnswerFacts, Refusal, refuse_answer, refuse_request
-from policies.semantic import Choice
-from policies.semantic_request import SemanticRefusal
 
 if TYPE_CHECKING:
     from cache.response_cache import Found, ResponseCache
-    from gateway.calls import Call
     from gateway.exchange import Exchange
-    from gateway.semantic_caching import SemanticCaching
-    from gateway.semantic_call import Judged, Meaning
-    from policies.semantic_request import Question
     from policies.tenant import TenantPolicy
 
 log = logging.getLogger(__name__)
@@ -59,16 +55,10 @@ Examined = tuple[answers.Facts, bytes]
 
 _cache_control: Final = header_finder("cache-control")
 _own_header: Final = header_finder("x-prefixgate-cache")
-_ANTHROPIC: Final = tuple((name, header_finder(name)) for name in ("anthropic-beta", "anthropic-version"))
-_OPENAI: Final = (("openai-beta", header_finder("openai-beta")),)
-_VARIANTS: Final = {Kind.MESSAGES: _ANTHROPIC, Kind.RESPONSES: _OPENAI}
-"""Headers that may change an answer."""
 _OK: Final = 200
-_GRACE: Final = 1.0
-"""Seconds that a client's deadline is beyond our own."""
 
 
-class ResponseCaching:
+class ResponseCaching(AlikeAnswers):
     """Of one pipeline."""
 
     def __init__(
@@ -88,7 +78,7 @@ class ResponseCaching:
         self.cache = cache
         self.settings = settings
         self.flights = AnswerFlights()
-        self.semantic: SemanticCaching | None = None  # None where nothing is served by meaning
+        self.semantic = None
         self.executor = executor
         self.verifier = AnswerVerifier(proceed)
         self.refusals: Counter[str] = Counter()
@@ -129,9 +119,9 @@ class ResponseCaching:
         beginning = CachedCall(self, _NO_KEY, call, rules, asked, self.cache.begin(), False)
         beginning.usage = call.streams and answers.wants_usage(call.fields)
         beginning.wishes = wishes
-        if len(exchange.body) <= _LONG_BODY:
-            return self._look_up(exchange, beginning, _keyed(exchange, call, check=False))
-        self._in_thread(exchange, beginning, _KEY_WAIT, partial(_keyed, exchange, call, check=True), self._long_keyed)
+        if len(exchange.body) <= LONG_BODY:
+            return self._look_up(exchange, beginning, keyed(exchange, call, check=False))
+        self._in_thread(exchange, beginning, _KEY_WAIT, partial(keyed, exchange, call, check=True), self._long_keyed)
         return True
 
     def _long_keyed(self, exchange: Exchange, cached: CachedCall, keyed: Keyed | None) -> None:
@@ -254,7 +244,7 @@ class ResponseCaching:
 
         def done(worked: asyncio.Future[T]) -> None:
             self._in_threads -= 1
-            go_on(_result(worked))
+            go_on(result_of(worked))
 
         self._loop.run_in_executor(self.executor, work).add_done_callback(done)
 
@@ -268,7 +258,7 @@ class ResponseCaching:
         exchange.caching = cached
         cached.waits = True
         cached.timer = self._loop.call_later(timeout, otherwise)
-        exchange.wait(timeout + _GRACE)
+        exchange.wait(timeout + GRACE)
 
     # -- nobody knows the answer
 
@@ -326,101 +316,6 @@ class ResponseCaching:
         tell(twin, Result.MISS)
         self._proceed(twin)
 
-    # -- somebody has asked for something that means the same
-
-    def _look_alike(self, exchange: Exchange, cached: CachedCall) -> bool:
-        """Is it to wait until such a question has been looked for? It leads whoever asks the same meanwhile."""
-        semantic = self.semantic
-        meaning = self._understand(exchange, cached)
-        if semantic is None or meaning is None or cached.fallback is not None or not cached.asked.reads:
-            return False
-        look = semantic.look_up(exchange, cached, meaning)
-        if look is None or meaning.shadow:
-            return False
-        # The deadline is the look's own; this one only holds where the loop itself is late.
-        self._park(exchange, cached, semantic.settings.deadline + _GRACE, lambda: self._unlike(exchange, cached))
-        look.add_done_callback(lambda done: self._looked(exchange, cached, _result(done)))
-        return True
-
-    def _understand(self, exchange: Exchange, cached: CachedCall) -> Meaning | None:
-        """What it asks, where that may be answered by meaning, or teach something."""
-        semantic = self.semantic
-        if semantic is None or cached.wishes is None:
-            return None
-        if len(exchange.body) > _LONG_BODY:  # its key would be made anew
-            semantic.refusals[SemanticRefusal.LONG.value] += 1
-            return None
-
-        def partition(question: Question) -> ResponseKey:
-            variants = [*_variants(exchange, cached.call), ("embedder", semantic.batcher.name)]
-            return _key(exchange, cached.call, question.rest, variants)
-
-        try:
-            cached.meaning = semantic.understand(exchange.policy, cached, partition)
-        except Exception:
-            log.exception("a question could not be told from the rest of its request")
-        return cached.meaning
-
-    def _looked(self, exchange: Exchange, cached: CachedCall, judged: Judged | None) -> None:
-        if judged is None or judged.decision.choice is not Choice.SERVE:
-            self._unlike(exchange, cached)
-        elif cached.unpark(exchange):
-            self._attempt(exchange, lambda each: self._serve_alike(each, cached, judged))
-
-    def _unlike(self, exchange: Exchange, cached: CachedCall) -> None:
-        """Nothing is served by meaning: it makes the call, for itself and all who wait for the same."""
-        if cached.unpark(exchange):
-            self._listen(exchange, cached)
-            tell(exchange, Result.MISS)
-            self._proceed(exchange)
-
-    def _serve_alike(self, exchange: Exchange, cached: CachedCall, judged: Judged) -> None:
-        """The answer to a question that means the same, for this request and for all who wait for its answer and say
-        nothing else of how alike or how old it may be.
-        """
-        if not self._replay_alike(exchange, cached, judged):
-            self._listen(exchange, cached)
-            tell(exchange, Result.MISS)
-            self._proceed(exchange)
-            return
-        cached.followers = []
-        said = cached.asked, cached.wishes, cached.rules
-        for waiter, waiting in self.flights.end(exchange, cached):
-            if (waiting.asked, waiting.wishes, waiting.rules) != said:
-                self._alone(waiter, waiting)
-            elif waiting.unpark(waiter):
-                self._attempt(waiter, partial(self._share_alike, cached=waiting, meant=cached, judged=judged))
-
-    def _share_alike(self, exchange: Exchange, *, cached: CachedCall, meant: CachedCall, judged: Judged) -> None:
-        cached.meaning = meant.meaning
-        if self._replay_alike(exchange, cached, judged):
-            self.flights.coalesced += 1
-        else:
-            tell(exchange, Result.MISS)
-            self._proceed(exchange)
-
-    def _replay_alike(self, exchange: Exchange, cached: CachedCall, judged: Judged) -> bool:
-        semantic, meaning, before = self.semantic, cached.meaning, exchange.own_fields
-        if semantic is None or meaning is None or judged.found is None:
-            return False
-        exchange.own_fields += b"\r\nx-prefixgate-cache-id: " + semantic.served(judged, meaning).encode()
-        found, key = judged.found, judged.similar.key
-        if self._replay(exchange, cached, found.entry, Result.SEMANTIC, found.age, key=key):
-            return True
-        exchange.own_fields = before
-        return False
-
-    async def stored(self, key: ResponseKey, rules: FreshnessRules) -> Found | None:
-        """What is kept under a key, in whatever store, and fresh."""
-        found = self.cache.lookup(key, rules)
-        if found is None and self.cache.has_slower:
-            found = await self.in_executor(partial(self.cache.lookup_slower, key, rules))
-        return found if found is not None and found.freshness is Freshness.FRESH else None
-
-    async def in_executor(self, work: Callable[[], T]) -> T:
-        """What takes a thread."""
-        return await self._loop.run_in_executor(self.executor, work)
-
     # -- a request is over
 
     def finished(self, exchange: Exchange) -> None:
@@ -451,7 +346,7 @@ class ResponseCaching:
             self._settle(exchange, cached, examine())
         else:
             looked = self._loop.run_in_executor(self.executor, examine)
-            looked.add_done_callback(lambda done: self._settle(exchange, cached, _result(done)))
+            looked.add_done_callback(lambda done: self._settle(exchange, cached, result_of(done)))
 
     def _settle(self, exchange: Exchange, cached: CachedCall, examined: Examined | None) -> None:
         """Keep an answer where it may be kept, and give it to all who wait for it; they go on where there is none."""
@@ -515,50 +410,10 @@ _LONG: Final = 32 << 10
 _KINDS: Final = (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES, Kind.EMBEDDING)
 _MOST_IN_THREADS: Final = 256
 """Requests that wait for what is done in threads at a time: beyond that it is skipped."""
-_LONG_BODY: Final = 256 << 10
-"""Bytes of a request from which on its key is made in a thread: about a millisecond."""
 _KEY_WAIT: Final = 2.0
 _NO_KEY: Final = ResponseKey(b"")
 _MOST_BACKGROUND: Final = 64
 """Answers that are fetched for nobody in particular at a time."""
-
-
-class Keyed(NamedTuple):
-    """A request's key, None where it has none, and whether it stands for this request alone, None where nobody looked:
-    that takes longer, and only matters where an answer is to be kept.
-    """
-
-    key: ResponseKey | None
-    unambiguous: bool | None
-
-
-def _keyed(exchange: Exchange, call: Call, *, check: bool) -> Keyed:
-    body = exchange.body
-    try:
-        key = _key(exchange, call, call.fields, _variants(exchange, call))
-    except ValueError:
-        return Keyed(None, unambiguous=False)
-    return Keyed(key, is_unambiguous(body) if check else None)
-
-
-def _variants(exchange: Exchange, call: Call) -> list[tuple[str, str]]:
-    """What besides the body may change an answer."""
-    told = [(name, find(exchange.head.fields)) for name, find in _VARIANTS.get(call.kind, ())]
-    return [(name, value.decode("latin-1")) for name, value in told if value is not None]
-
-
-def _key(
-    exchange: Exchange, call: Call, fields: Mapping[str, object], variants: Sequence[tuple[str, str]]
-) -> ResponseKey:
-    return response_key(
-        _scope(exchange),
-        call.model or "",
-        exchange.dialect.name,
-        call.kind.value,
-        {**fields, "model": call.model},  # one answer for all names of a model
-        variants=variants,
-        n_bytes=len(exchange.body),
-    )
 
 
 def _not_cached() -> ApiError:
@@ -573,14 +428,3 @@ def _examined(kind: Kind, recorded: bytes, *, streamed: bool) -> Examined:
         return answers.Facts(whole="data" in orjson.loads(recorded)), recorded
     except (orjson.JSONDecodeError, TypeError):
         return answers.Facts(whole=False), b""
-
-
-def _result(done: asyncio.Future[T]) -> T | None:
-    if done.cancelled() or done.exception() is not None:
-        return None
-    return done.result()
-
-
-def _scope(exchange: Exchange) -> bytes:
-    """Whose answers it may meet."""
-    return b"" if exchange.tenant is None else exchange.tenant.answers_scope

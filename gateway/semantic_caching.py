@@ -37,7 +37,6 @@ from policies.semantic import Candidate, Choice, Outcome, SemanticPolicy
 from policies.semantic_request import Question, question_of
 
 if TYPE_CHECKING:
-    from cache.response_cache import Found
     from cache.response_entry import ResponseEntry
     from cache.response_key import ResponseKey
     from gateway.cached_call import CachedCall
@@ -177,13 +176,11 @@ class SemanticCaching:
         if isinstance(found, str):
             self.lookups[found] += 1
             return None
-        meaning.judged = self._judge(cached, meaning, policy, *found)
+        meaning.judged = self._judge(cached, meaning, policy, found)
         return meaning.judged
 
-    async def _nearest(
-        self, cached: CachedCall, meaning: Meaning, caching: ResponseCaching
-    ) -> tuple[Similar, Found] | str:
-        """The most similar question whose answer is still to be had, and that answer; or why there is none."""
+    async def _nearest(self, cached: CachedCall, meaning: Meaning, caching: ResponseCaching) -> Similar | str:
+        """The most similar question whose answer is still to be had; or why there is none."""
         vector = await self.batcher.embed(meaning.text, self.settings.deadline, scope=meaning.learner.tenant)
         if vector is None:
             return "no_vector"
@@ -192,15 +189,13 @@ class SemanticCaching:
         for each in similar:
             found = await caching.stored(each.key, cached.rules)
             if found is not None and found.entry.stored_at == each.stored_at:
-                return each, found
+                return each
             gone = found is not None or not caching.cache.has_slower
             if gone or self._wall() - each.stored_at > cached.rules.useful:
                 self._forget_entry(meaning.learner, each.id)
         return "none"
 
-    def _judge(
-        self, cached: CachedCall, meaning: Meaning, policy: TenantPolicy, similar: Similar, found: Found
-    ) -> Judged | None:
+    def _judge(self, cached: CachedCall, meaning: Meaning, policy: TenantPolicy, similar: Similar) -> Judged | None:
         asked, wishes, now = cached.asked, meaning.wishes, self._wall()
         if judge(similar.stored_at, now, cached.rules, asked).freshness is not Freshness.FRESH:
             self.lookups["expired"] += 1
@@ -220,7 +215,7 @@ class SemanticCaching:
             client_max_age=asked.max_age,
         )
         self.lookups["served" if decision.choice is Choice.SERVE else decision.why.value] += 1
-        return Judged(similar, candidate, decision, found if decision.choice is Choice.SERVE else None)
+        return Judged(similar, candidate, decision)
 
     # -- an answer is served
 

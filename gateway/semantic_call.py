@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from cache.response_cache import Found
     from policies.semantic import Candidate, Decision
 
     Vector = NDArray[np.float32]
@@ -93,13 +92,11 @@ class Similar(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A candidate, what was decided, and its answer."""
+    """A candidate, and what was decided. Its answer is fetched where it is needed, lest it be held, or forgotten."""
 
     similar: Similar
     candidate: Candidate
     decision: Decision
-    found: Found | None
-    """Where it is served; what is only compared is fetched again, lest it be held as long as a worker takes."""
 
 
 @dataclass(slots=True, eq=False)
