@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -127,6 +128,7 @@ def semantic_caching(config: Config, opened: OpenedSemantic) -> SemanticCaching:
         EmbeddingBatcher(opened.embedder),
         learners,
         request_settings(config),
+        loop=asyncio.get_running_loop(),
         evidence=opened.evidence,
     )
 

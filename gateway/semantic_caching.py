@@ -14,11 +14,13 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cache.response_key import model_tag, scope_tag
+from cache.response_cache import Forgotten
+from cache.response_key import model_tag, scope_tag, tag_of
 from cache.store import StoreError
 from gateway.answer_comparison import VERIFIER, WORDS, answer_text, answers_agree
 from gateway.semantic_call import (
@@ -35,6 +37,7 @@ from gateway.semantic_call import (
 from policies.response_freshness import Freshness, judge
 from policies.semantic import Candidate, Choice, Outcome, SemanticPolicy
 from policies.semantic_request import Question, question_of
+from policies.types import Tier
 
 if TYPE_CHECKING:
     from cache.response_entry import ResponseEntry
@@ -84,6 +87,7 @@ class SemanticCaching:
         learners: Learners,
         settings: SemanticRequestSettings,
         *,
+        loop: asyncio.AbstractEventLoop,
         evidence: EvidenceFile | None = None,
         wall: Callable[[], float] = time.time,
         sample: Callable[[], float] = random.random,
@@ -101,6 +105,7 @@ class SemanticCaching:
         """By source, and whether they said right or wrong."""
         self.changes = 0
         """Times that what was known no longer held."""
+        self._loop = loop
         self._evidence = evidence
         self._wall = wall
         self._sample = sample
@@ -133,10 +138,11 @@ class SemanticCaching:
         if not isinstance(question, Question):
             self.refusals[question.value] += 1
             return None
+        key = partition(question)
         return Meaning(
             text=question.text,
-            partition=_partition(partition(question), call.model or ""),
-            learner=Learner(policy.name, policy.semantic.group),
+            partition=_partition(key, call.model or ""),
+            learner=Learner(policy.name, policy.semantic.group, tag_of(key)),
             wishes=wishes,
             epoch=self._epoch,
             shadow=mode != "on",
@@ -318,7 +324,7 @@ class SemanticCaching:
         outcome = learner.observe(judged.candidate, wrong=not same, source=source, now=self._wall())
         if outcome.changed:
             self.changes += 1
-            name = ":".join(filter(None, meaning.learner))
+            name = meaning.learner.name
             log.warning("semantic cache of %s: answers have changed, what was known of them is learnt anew", name)
         self._drop(outcome)
         return same
@@ -350,33 +356,52 @@ class SemanticCaching:
 
     # -- forgetting
 
-    async def forget(
+    def forget(
         self,
         scope: bytes | None = None,
         *,
-        tenant: str | None = None,
+        model: str | None = None,
+        older_than: float | None = None,
+        prefix: str | None = None,
+        dry_run: bool = False,
+        seconds: float = 60.0,
+    ) -> Forgotten:
+        """As `ResponseCache.forget`, and what was learnt of them too; for a thread. Of how a conversation began nothing
+        is known here: where there is a `prefix` all questions go that may be meant.
+        """
+        asked = self.forget_questions(
+            scope, model=model, older_than=None if prefix is not None else older_than, dry_run=dry_run
+        )
+        try:
+            forgetting = asyncio.run_coroutine_threadsafe(asked, self._loop)
+        except RuntimeError:  # the loop has ended
+            asked.close()
+            return Forgotten(complete=False)
+        try:
+            n = forgetting.result(seconds)
+        except (StoreError, TimeoutError, CancelledError) as error:
+            forgetting.cancel()
+            log.warning("questions could not be forgotten: %s", type(error).__name__)
+            return Forgotten(complete=False)
+        return Forgotten(entries={Tier.HOST: n})
+
+    async def forget_questions(
+        self,
+        scope: bytes | None = None,
+        *,
         model: str | None = None,
         older_than: float | None = None,
         dry_run: bool = False,
     ) -> int:
         """Remove the questions of a tenant's scope or of all, of one model or of all, whose answers were stored more
-        than `older_than` seconds ago or until now; how many. `tenant`: the scope's name. What was learnt of whole
-        tenants goes too. Questions that came before and are not added yet never will be. Raises StoreError where the
-        file keeps what should be gone.
+        than `older_than` seconds ago or until now; how many. Questions that came before and are not added yet never
+        will be. Raises StoreError where the file keeps what should be gone.
         """
+        tag = None if scope is None else scope_tag(scope)
         if not dry_run:
-            self._epoch += 1
-            self.batcher.forget()
-            if older_than is None:
-                self.learners.forget(
-                    lambda each: (scope is None or each.tenant == tenant) and (model is None or each.model == model)
-                )
-            if scope is None:
-                self._served.clear()
-            elif tenant is not None:
-                self._served.pop(tenant, None)
+            self._forget_learnt(tag, model, everything=older_than is None)
         removed = await self.questions.forget(
-            b"" if scope is None else scope_tag(scope),
+            tag or b"",
             model=None if model is None else model_tag(model),
             before=None if older_than is None else self._wall() - older_than,
             dry_run=dry_run,
@@ -385,12 +410,28 @@ class SemanticCaching:
             await self.save()
         return removed
 
+    def _forget_learnt(self, tag: bytes | None, model: str | None, *, everything: bool) -> None:
+        """At once, and for whatever is under way too. A tenant's evidence is of all its models together, and goes with
+        all of them; it holds no text.
+        """
+        self._epoch += 1
+        self.batcher.forget()
+
+        def meant(learner: Learner) -> bool:
+            return tag in {None, learner.tag} and model in {None, learner.model}
+
+        if everything:
+            self.learners.forget(meant)
+        for served in self._served.values():
+            for answer_id in [each for each, (learner, _) in served.items() if tag in {None, learner.tag}]:
+                del served[answer_id]
+
     # -- what is shown, and what is kept
 
     def report(self) -> Mapping[str, Any]:
         """For the control plane."""
         learnt = {
-            ":".join(filter(None, learner)): {
+            learner.name: {
                 "delta": policy.settings.delta,
                 "mode": "shadow" if policy.settings.shadow else "on",
                 "categories": {name: asdict(told) for name, told in policy.report().items()},

@@ -42,6 +42,13 @@ class Learner(NamedTuple):
 
     tenant: str
     model: str = ""
+    tag: bytes = b""
+    """Of the scope that its answers are in: with another salt all is learnt anew."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.tenant}:{self.model}" if self.model else self.tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,7 @@ class EvidenceFile:
             told = msgspec.msgpack.decode(self._path.read_bytes())
             if told["format"] != _FORMAT or told["embedder"] != self._embedder:
                 return {}
-            return {Learner(str(tenant), str(model)): data for tenant, model, data in told["learners"]}
+            return {Learner(str(tenant), str(model), bytes(tag)): data for tenant, model, tag, data in told["learners"]}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
@@ -126,7 +126,7 @@ class EvidenceFile:
         data = {
             "format": _FORMAT,
             "embedder": self._embedder,
-            "learners": [[learner.tenant, learner.model, told] for learner, told in learnt],
+            "learners": [[*learner, told] for learner, told in learnt],
         }
         beside = self._path.with_suffix(".new")
         with self._writing:

@@ -111,7 +111,9 @@ def semantic() -> SemanticCaching:
     endpoint = HttpEmbedder("http://127.0.0.1:1/v1", "m", 8)
     questions = SimilarQuestions(SimilarityIndex(8, Limits(entries=1, bytes=1 << 20), scope_size=8))
     learners = Learners(SemanticSettings(), "shadow")
-    made = SemanticCaching(questions, EmbeddingBatcher(endpoint), learners, SemanticRequestSettings())
+    loop = asyncio.new_event_loop()
+    made = SemanticCaching(questions, EmbeddingBatcher(endpoint), learners, SemanticRequestSettings(), loop=loop)
+    loop.close()
     questions.close()
     for counts in (made.lookups, made.refusals, questions.refusals):
         counts["x"] += 1

@@ -19,6 +19,7 @@ import pytest
 
 from gateway.config import Config, ConfigError
 from policies.response_freshness import FreshnessRules
+from policies.types import Tier
 from tests.gateway_fixtures import config_for, eventually
 from tests.semantic_fixtures import DIM, EASY, Wise, Words, by_topic, semantic_setting
 from tests.tenant_fixtures import KEYS, tenants
@@ -451,15 +452,24 @@ async def test_forgetting_takes_questions_and_what_was_learnt() -> None:
         tenancy = it.pipeline.tenancy
         assert tenancy is not None
         scope = tenancy.tenants["acme"].answers_scope
-        assert await it.semantic.forget(scope, tenant="acme", dry_run=True) == 1
-        assert await it.semantic.forget(scope, tenant="acme", model="another") == 0
-        assert await it.semantic.forget(scope, tenant="acme", older_than=3600) == 0
+
+        async def forget(**more: Any) -> int:
+            told = await asyncio.to_thread(it.semantic.forget, scope, **more)
+            assert told.complete
+            return told.entries[Tier.HOST]
+
+        assert await forget(dry_run=True) == 1
+        assert await forget(model="another") == 0
+        assert await forget(older_than=3600) == 0
         assert (await it.ask(it.again(PASSWORD), key=KEYS["acme"]))[1] == "semantic"
-        assert await it.semantic.forget(scope, tenant="acme", model="m") == 1
+        assert await forget(model="m") == 1
         assert (await it.ask(it.again(PASSWORD), key=KEYS["acme"]))[1] == "miss"
         await it.quiet()
-        assert await it.semantic.forget(scope, tenant="acme", older_than=0) == 1
-        assert await it.semantic.forget(scope, tenant="acme") == 0
+        assert await forget(older_than=0) == 1
+        await it.ask(it.again(PASSWORD), key=KEYS["acme"])
+        await it.quiet()
+        assert await forget(prefix="You are", older_than=3600) == 1  # which began so nobody knows
+        assert await forget() == 0
         assert set(it.semantic.report()["tenants"]) == {"beta"}
         assert (await it.ask(it.again(PASSWORD), key=KEYS["beta"]))[1] == "semantic"
 
@@ -486,7 +496,7 @@ async def test_what_was_asked_before_it_was_forgotten_is_not_added_after() -> No
         it.worker.hold = True
         asked = asyncio.create_task(it.ask(PASSWORD))
         await eventually(lambda: it.worker.calls == 1)
-        assert await it.semantic.forget() == 0
+        assert await it.semantic.forget_questions() == 0
         it.worker.may.release()
         assert (await asked)[0] == ABOUT
         await it.quiet()
@@ -506,11 +516,11 @@ async def test_tenants_and_their_models_have_rules_of_their_own() -> None:
     async with semantic_setting(mode="off", extra=who) as it:
         for name in KEYS:
             await it.learn(PASSWORD, 1, key=KEYS[name])
-        policies = {tuple(learner): policy.settings for learner, policy in it.semantic.learners}
+        policies = {learner[:2]: policy.settings for learner, policy in it.semantic.learners}
         assert policies == {}
         for name in KEYS:
             await it.learn(PASSWORD, 1, key=KEYS[name])
-        policies = {tuple(learner): policy.settings for learner, policy in it.semantic.learners}
+        policies = {learner[:2]: policy.settings for learner, policy in it.semantic.learners}
         told = {who: (settings.delta, settings.ttl, settings.shadow) for who, settings in policies.items()}
         assert told == {("acme", "m"): (0.1, 60.0, False), ("crew", ""): (0.4, 86_400.0, False)}
 
