@@ -16,15 +16,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import asdict
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from cache.response_cache import Forgotten
 from cache.response_key import model_tag, scope_tag, tag_of
 from cache.store import StoreError
-from gateway.answer_comparison import VERIFIER, WORDS, answer_text, answers_agree
 from gateway.semantic_call import (
-    SAME_TEXT,
     BusyError,
     Judged,
     Learner,
@@ -34,50 +31,34 @@ from gateway.semantic_call import (
     entry_name,
     wishes_of,
 )
+from gateway.semantic_lessons import Lessons
 from policies.response_freshness import Freshness, judge
 from policies.semantic import Candidate, Choice, Outcome, SemanticPolicy
 from policies.semantic_request import Question, question_of
 from policies.types import Tier
 
 if TYPE_CHECKING:
-    from cache.response_entry import ResponseEntry
     from cache.response_key import ResponseKey
     from gateway.cached_call import CachedCall
     from gateway.embedding_batcher import EmbeddingBatcher
     from gateway.exchange import Exchange
-    from gateway.http_server import HttpServer
     from gateway.response_caching import ResponseCaching
-    from gateway.semantic_call import SemanticRequestSettings, VerifierSettings
+    from gateway.semantic_call import SemanticRequestSettings
     from gateway.semantic_learners import EvidenceFile, Learners
     from gateway.similar_questions import SimilarQuestions
-    from gateway.tenancy import Tenant
     from policies.tenant import TenantPolicy
 
 log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE: Final = 256
 """Requests whose questions are looked up at a time: beyond that it is skipped."""
-_MOST_LEARNING: Final = 128
-"""Answers that are learnt from at a time."""
-_ANSWERS: Final = "\0answers"
-"""Behind a tenant's name: its answers and its questions take turns in the embedder."""
-_PATIENCE: Final = 10.0
-"""Seconds for a vector that nobody waits for."""
 _MOST_FEEDBACK: Final = 4_096
 """Answers of one tenant that can still be reported as wrong."""
 _LAST_SAVE: Final = 10.0
 _NOTHING_SERVED: Final[Mapping[str, tuple[Learner, bytes]]] = {}
 
 
-class _Asker(NamedTuple):
-    """Whose request it was, once that is over."""
-
-    server: HttpServer
-    tenant: Tenant | None
-    policy: TenantPolicy
-
-
-class SemanticCaching:
+class SemanticCaching(Lessons):
     """Of one pipeline, whose response cache it belongs to."""
 
     def __init__(
@@ -245,108 +226,6 @@ class SemanticCaching:
         self._drop(outcome)
         self.labels["feedback", "wrong"] += 1
         return outcome
-
-    # -- a worker has answered
-
-    def learn(self, exchange: Exchange, cached: CachedCall, entry: ResponseEntry) -> None:
-        """An answer is kept: its question may lead to it from now on, and it tells whether another was right."""
-        meaning = cached.meaning
-        if meaning is None:
-            return
-        if self._learning >= _MOST_LEARNING:
-            self.lookups["not_learnt"] += 1
-            return
-        self._learning += 1
-        asker = _Asker(exchange.client.server, exchange.tenant, exchange.policy)
-        self._task(self._learn(cached, meaning, entry, asker)).add_done_callback(self._learnt)
-
-    def _learnt(self, _: asyncio.Task[None]) -> None:
-        self._learning -= 1
-
-    def let_go(self, cached: CachedCall) -> None:
-        """Nothing is to be learnt from this request."""
-        meaning = cached.meaning
-        if meaning is not None and meaning.look is not None:
-            meaning.look.cancel()
-
-    async def _learn(self, cached: CachedCall, meaning: Meaning, entry: ResponseEntry, asker: _Asker) -> None:
-        try:
-            if meaning.look is not None:
-                await asyncio.wait([meaning.look])
-            judged, same = meaning.judged, None
-            if judged is not None and judged.decision.choice is Choice.EXPLORE:
-                same = await self._compare(cached, meaning, judged, entry.body, asker)
-            if judged is not None and judged.similar.guard >= SAME_TEXT:
-                if same is not False:
-                    return  # it is known in these very words
-                self.questions.remove(judged.similar.id)
-            await self._add(cached, meaning, entry)
-        except (BusyError, StoreError):
-            self.lookups["not_learnt"] += 1
-
-    async def _add(self, cached: CachedCall, meaning: Meaning, entry: ResponseEntry) -> None:
-        vector = meaning.vector
-        if vector is None:
-            vector = await self.batcher.embed(meaning.text, _PATIENCE, scope=meaning.learner.tenant)
-        if vector is not None:
-            await self.questions.add(
-                meaning.partition,
-                cached.key,
-                entry.stored_at,
-                vector,
-                meaning.text,
-                still=lambda: meaning.epoch == self._epoch,
-            )
-
-    async def _compare(
-        self, cached: CachedCall, meaning: Meaning, judged: Judged, body: bytes, asker: _Asker
-    ) -> bool | None:
-        """Does the answer that was found say the same? None where that could not be told."""
-        verifier, source = self.settings.verifier, WORDS
-        # Whose label it is must not depend on what the answers are.
-        if verifier is not None and self._sample() < verifier.share:
-            source = VERIFIER
-        stored = await cached.caching.stored(judged.similar.key, cached.rules)
-        same = None
-        if stored is not None and stored.entry.stored_at == judged.similar.stored_at:
-            bodies = stored.entry.body, body
-            if verifier is not None and source is VERIFIER:
-                same = await self._verified(cached, meaning, verifier, bodies, asker)
-            else:
-                scope = meaning.learner.tenant + _ANSWERS
-                executor, kind, least = cached.caching.executor, cached.call.kind, self.settings.agreement
-                same = await answers_agree(self.batcher, executor, kind, bodies, scope=scope, least=least)
-        if same is None or meaning.epoch != self._epoch:
-            self.labels[source, "none"] += 1
-            return None
-        self.labels[source, "right" if same else "wrong"] += 1
-        learner = self.learners.policy(meaning.learner, asker.policy.semantic)
-        outcome = learner.observe(judged.candidate, wrong=not same, source=source, now=self._wall())
-        if outcome.changed:
-            self.changes += 1
-            name = meaning.learner.name
-            log.warning("semantic cache of %s: answers have changed, what was known of them is learnt anew", name)
-        self._drop(outcome)
-        return same
-
-    async def _verified(
-        self,
-        cached: CachedCall,
-        meaning: Meaning,
-        verifier: VerifierSettings,
-        bodies: tuple[bytes, bytes],
-        asker: _Asker,
-    ) -> bool | None:
-        """Do both say the same, in a model's words?"""
-        caching, kind = cached.caching, cached.call.kind
-        one, other = [await caching.in_executor(partial(answer_text, kind, body)) for body in bodies]
-        if one is None or other is None:
-            return False
-        return await caching.verifier.agree(asker.server, verifier, asker.tenant, meaning.text, (one, other))
-
-    def _drop(self, outcome: Outcome) -> None:
-        for name in outcome.drop:
-            self.questions.remove(bytes.fromhex(name))
 
     def _forget_entry(self, learner: Learner, entry_id: bytes) -> None:
         self.questions.remove(entry_id)
