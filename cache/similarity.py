@@ -212,6 +212,20 @@ class SimilarityIndex:
         """The same of the partitions whose keys are `chosen`."""
         return self._forget([one for one in self._partitions.values() if chosen(one.key)])
 
+    def forget_entries(
+        self, partition: Callable[[bytes], bool], entry: Callable[[bytes], bool], *, dry_run: bool = False
+    ) -> int:
+        """The same, entry by entry: those whose ids are chosen, in the partitions whose keys are. With `dry_run` they
+        are only counted.
+        """
+        chosen = [
+            each for one in self._partitions.values() if partition(one.key) for each in one.entries if entry(each.id)
+        ]
+        if not dry_run:
+            self._drop(chosen)
+            self._keeper.sync()
+        return len(chosen)
+
     # --- large partitions ----------------------------------------------------------------------------------
 
     def work(self, limit: int = 64) -> bool:

@@ -60,7 +60,7 @@ class AnswerFlights:
         """Have one that waits get the leader's stream as it comes, where it wants the same one to the letter."""
         leader = self._leaders.get(cached.key)
         same = leader is not None and cached.call.streams and leader.call.streams and cached.usage == leader.usage
-        if leader is None or not same or leader.parts is None:
+        if leader is None or not same or (leader.parts is None and not leader.waits):
             return
         leader.followers.append(exchange)
         if leader.parts:

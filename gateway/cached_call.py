@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.calls import Call
     from gateway.exchange import Exchange
     from gateway.response_caching import ResponseCaching
+    from gateway.semantic_call import Meaning, Wishes
 
 
 class Result:
@@ -26,6 +27,8 @@ class Result:
     MISS: Final = "miss"
     BYPASS: Final = "bypass"
     STALE: Final = "stale"
+    SEMANTIC: Final = "semantic"
+    """Another request's, which means the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,10 @@ class CachedCall:
     timer: asyncio.TimerHandle | None = None
     fallback: Found | None = None
     """What answers in place of a server's error."""
+    wishes: Wishes | None = None
+    """None: nothing is served to it by meaning."""
+    meaning: Meaning | None = None
+    """Where it may be answered by meaning, or teach something."""
 
     def record(self, data: bytes) -> None:
         """More of the answer's body."""
@@ -100,10 +107,11 @@ class CachedCall:
             self.timer.cancel()
         return True
 
-    def again(self) -> None:
+    def again(self, exchange: Exchange) -> None:
         """Nothing of an answer has come yet, or what came was thrown away."""
         if not (self.waits or self.follows):
             self.parts, self.n_bytes = [], 0
+            exchange.recording = self.record
 
     def fall_back(self, exchange: Exchange) -> bool:
         """Is there something better than a server's error? Then that was the answer."""

@@ -154,6 +154,10 @@ class EmbeddingBatcher:
             return None
         return found
 
+    def forget(self) -> None:
+        """Vectors of earlier texts are remembered no longer."""
+        self._memory.clear()
+
     def close(self) -> None:
         """Whoever waits gets None; the thread ends after the batch that it is at."""
         if self._closed:
@@ -275,6 +279,9 @@ class _Memory:
         if row is not None:
             self._rows.move_to_end(key)
         return row
+
+    def clear(self) -> None:
+        self._rows.clear()
 
     def put(self, key: Key, row: Vector) -> None:
         self._rows[key] = row

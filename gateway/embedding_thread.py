@@ -66,7 +66,7 @@ class EmbeddingThread:
         self._queue.put(None)
 
     def _run(self) -> None:
-        _be_nice(self._niceness)
+        be_nice(self._niceness)
         while (batch := self._queue.get()) is not None:
             begun = time.perf_counter()
             rows, error = embed_each(self._embedder, batch.texts)
@@ -107,8 +107,8 @@ def _rows(embedder: Embedder, texts: Sequence[str]) -> list[NDArray[np.float32] 
     return rows
 
 
-def _be_nice(niceness: int) -> None:
-    """On Linux a thread has its own."""
+def be_nice(niceness: int) -> None:
+    """Lower the priority of the calling thread; on Linux, where it has its own."""
     if sys.platform == "linux" and niceness:
         with contextlib.suppress(OSError):
             own = threading.get_native_id()

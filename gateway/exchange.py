@@ -19,7 +19,7 @@ from gateway.stream_watch import USAGE_MARK, StreamWatch
 from policies.tenant import DEFAULT_POLICY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from backends.fleet_worker import Reservation, Worker
     from backends.http1 import RequestHead, ResponseHead
@@ -82,13 +82,13 @@ class Exchange:
     __slots__ = (
         "attempts", "beginning", "body", "cached_blocks", "caching", "call", "chunked", "client", "counts_events",
         "cut_short", "deadline", "dialect", "due", "finished", "follows", "head", "is_object", "keep_alive", "key",
-        "n_events", "own_fields", "pending", "policy", "pool", "predicted", "progress", "prompt", "record",
+        "n_events", "own_fields", "pending", "policy", "pool", "predicted", "progress", "prompt", "record", "recording",
         "repeatable", "request_id", "reservation", "retrying", "reused", "salt", "salting", "seen_bytes",
         "session", "streaming", "tail", "teaches", "tenant", "ticket", "tried", "turn", "until_close", "upstream",
         "watch", "worker", "write",
     )  # fmt: skip
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - a line for each field
         self, client: ClientConnection | BackgroundClient, head: RequestHead, body: bytes, request_id: bytes
     ) -> None:
         now = client.server.loop.time()
@@ -141,6 +141,7 @@ class Exchange:
         self.pool: UpstreamPool | None = None
         self.upstream: UpstreamConnection | Replay | None = None
         self.caching: CachedCall | None = None  # where its answer may be kept, or another's be its own
+        self.recording: Callable[[bytes], None] | None = None  # is given the body of the answer as it goes on
 
     # -- what the pipeline does with it
 
@@ -238,8 +239,8 @@ class Exchange:
                 self.watch = StreamWatch(self.dialect)
             else:
                 self.is_object = head.plain_json
-        if self.caching is not None and (status != _OK or (self.watch is None and not head.plain_json)):
-            self.caching.parts = None  # nothing that could be kept
+        if self.recording is not None and (status != _OK or (self.watch is None and not head.plain_json)):
+            self.recording = None
         self.beginning = b"" if status == _OK and self.dialect.has_ids else None
         framing = self._framing(head, length)
         self.pending = b"HTTP/1.1 %d %b%b\r\nx-request-id: %b%b%b%b\r\n\r\n" % (
@@ -287,8 +288,8 @@ class Exchange:
                 self.n_events += data.count(b"\ndata:") + data.startswith(b"data:")
         else:
             self.tail = data if len(data) >= _TAIL_BYTES else (self.tail + data)[-_TAIL_BYTES:]
-        if self.caching is not None:
-            self.caching.record(data)
+        if self.recording is not None:
+            self.recording(data)
         if not self.streaming or self.beginning is not None:
             self._pass_on(data)
             return
@@ -357,7 +358,7 @@ class Exchange:
         self.tail = b""
         self.record.status = 0
         if self.caching is not None:
-            self.caching.again()
+            self.caching.again(self)
         self.client.server.pipeline.fault(self, fault, detail)
 
     def _cut(self, fault: UpstreamFault, detail: str) -> None:
@@ -382,8 +383,8 @@ class Exchange:
         """End a stream that has gone wrong with an error event behind its `last` good events."""
         self._drop_upstream()
         if last:
-            if self.caching is not None:
-                self.caching.record(last)
+            if self.recording is not None:
+                self.recording(last)
             self._pass_on(last)
         if self.watch is not None and self.watch.complete:  # what broke off came after its end
             self.response_end()

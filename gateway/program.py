@@ -24,7 +24,7 @@ from backends.tls import UpstreamTls
 from backends.worker_spec import WorkerSpec
 from cache.prefix_index import PrefixIndex
 from cache.tokenizer import Tokenizer
-from gateway import assembly, response_assembly
+from gateway import assembly, response_assembly, semantic_assembly
 from gateway.admin.recent import RecentRequests
 from gateway.admin.server import AdminServer
 from gateway.admission import AdmissionGate
@@ -46,12 +46,14 @@ from gateway.reload import Reloader, StoppingError
 from gateway.request_record import Observer
 from gateway.response_caching import ResponseCaching
 from gateway.routes import RouteTable
+from gateway.semantic_caching import SemanticCaching
 from gateway.shared_limits import LimitSharing
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.exposition import make_registry
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.response_metrics import ResponseMetrics
+from gateway.telemetry.semantic_metrics import SemanticMetrics
 from gateway.telemetry.span_export import SpanExport
 from gateway.telemetry.tenant_metrics import TenantMetrics
 from gateway.telemetry.trace_context import trace_of
@@ -91,7 +93,6 @@ class Program:
         self._executor = ThreadPoolExecutor(config.tokens.threads, thread_name_prefix="tokens")
         self._tasks: set[asyncio.Task[None]] = set()
         self._discoveries: set[asyncio.Task[None]] = set()
-        self._tokenizers: dict[Model, Tokenizer] = {}
         self._issuer: JwtVerifier | None = None
         self._following: asyncio.Task[None] | None = None
         self.sharing: LimitSharing | None = None
@@ -105,10 +106,8 @@ class Program:
         self.fleet = Fleet(self.state, self.index, settings, loop=self.loop, cut=self._cut)
         self.affinity = AffinityMap(config.routing.sessions.max_entries, config.routing.sessions.ttl)
         self._policy: RoutingPolicy = assembly.policy(config)
-        for model in config.models:
-            tokenizer = assembly.tokenizer_of(config, model)
-            if tokenizer is not None:
-                self._tokenizers[model] = tokenizer
+        loaded = {model: assembly.tokenizer_of(config, model) for model in config.models}
+        self._tokenizers = {model: tokenizer for model, tokenizer in loaded.items() if tokenizer is not None}
         self.remote = RemoteTokenizer(self.fleet.tokenize_targets)
         self.readers = ReaderTable(self._readers(config, self._tokenizers), self._make_reader)
         self.pipeline = RequestPipeline(
@@ -125,6 +124,7 @@ class Program:
         self.pipeline.tenancy = tenancy_of(config, self.loop.time())
         self._take_up_admission(config)
         self.responses = response_assembly.open_responses(config)
+        self.semantic = self._semantic_of(semantic_assembly.open_semantic(config), config)
         self._take_up_responses(config)
         self.forgetting = self._make_forgetting()
         self.drift = CacheDrift(lambda worker: self.state.worker(worker).block_size)
@@ -136,10 +136,9 @@ class Program:
         self.spans = self._exporter(config)
         self._sending: asyncio.Task[None] | None = None
         self._observe(config)
-        registry = make_registry(
-            gauges_of(self), self.metrics, self.tenant_metrics, self.admission_metrics, self.response_metrics
-        )
-        self.admin = AdminServer(ProgramControl(self), registry, self.recent)
+        own = self.tenant_metrics, self.admission_metrics, self.response_metrics
+        registry = make_registry(gauges_of(self), self.metrics, *own, SemanticMetrics(self.semantic_in_force))
+        self.admin = AdminServer(ProgramControl(self), registry, self.recent, semantic=self.semantic_in_force)
         self.watchdog = Watchdog(self.state, self.pipeline)
         self.server = HttpServer(
             self.pipeline,
@@ -185,6 +184,8 @@ class Program:
             await _within(_END_SECONDS, self.sharing.close(), "the sharing of limits")
         if self.spans is not None:
             await _within(_END_SECONDS, self.spans.close(), "spans")
+        if self.semantic is not None:
+            await _within(3 * _END_SECONDS, self.semantic.close(), "the semantic cache")
         if self.responses is not None:
             closing = self.loop.run_in_executor(None, self.responses.close)
             await _within(3 * _END_SECONDS, _done(closing), "the response cache")
@@ -216,11 +217,17 @@ class Program:
         if config.listen.tls is not None and config.listen.tls != self.config.listen.tls:
             ServerTls(config.listen.tls)  # else the restart that it waits for would fail
         responses = self.responses or await self.loop.run_in_executor(None, response_assembly.open_responses, config)
+        semantic = None
+        if self.semantic is None:
+            semantic = await self.loop.run_in_executor(None, semantic_assembly.open_semantic, config)
         spans = self.spans if _same_collector(self.config, config) else self._exporter(config)
         tenancy = tenancy_of(config, self.loop.time(), before=self.pipeline.tenancy)
         if self.stopping:
+            if semantic is not None:
+                await self.loop.run_in_executor(None, semantic.close)
             raise StoppingError("the gateway is stopping")
         self.responses = responses
+        self.semantic = self.semantic or self._semantic_of(semantic, config)
         restart = _needs_restart(self.config, config)
         self._put_in_force(config, tokenizers, specs, spans)
         self.pipeline.tenancy = tenancy
@@ -332,6 +339,20 @@ class Program:
         if gate is not None:
             gate.release_all()
 
+    def _semantic_of(self, opened: semantic_assembly.OpenedSemantic | None, config: Config) -> SemanticCaching | None:
+        """What answers by meaning; None where nobody wants that."""
+        if opened is None:
+            return None
+        semantic = semantic_assembly.semantic_caching(config, opened)
+        saving = semantic.keep_saving(lambda: semantic_assembly.save_interval(self.config))
+        self.background(saving, "the semantic cache's evidence")
+        return semantic
+
+    def semantic_in_force(self) -> SemanticCaching | None:
+        """None where nothing is served by meaning, nor found out what would be."""
+        responses = self.pipeline.responses
+        return None if responses is None else responses.semantic
+
     def _take_up_responses(self, config: Config) -> None:
         """Answer from the cache, or do so no longer; its stores stay as they were opened."""
         pipeline, kept = self.pipeline, self.responses
@@ -348,6 +369,10 @@ class Program:
                 proceed=pipeline.proceed,
                 attempt=pipeline.attempt,
             )
+        if self.semantic is not None:  # its index and its embedder stay as they were opened
+            semantic_assembly.configure(self.semantic, config)
+        if pipeline.responses is not None:
+            pipeline.responses.semantic = self.semantic if semantic_assembly.is_wanted(config) else None
 
     def _make_forgetting(self) -> Forgetting:
         fleet = self.fleet
@@ -362,7 +387,10 @@ class Program:
 
     def _keepers(self) -> Mapping[str, KeepsAnswers]:
         """All that keep answers, for whoever has them forget: by what that is called."""
-        return {} if self.responses is None else {"responses": self.responses.cache}
+        kept: dict[str, KeepsAnswers] = {} if self.responses is None else {"responses": self.responses.cache}
+        if self.semantic is not None:
+            kept["semantic"] = self.semantic
+        return kept
 
     def _tenants(self) -> Mapping[str, Tenant]:
         tenancy = self.pipeline.tenancy
@@ -535,6 +563,7 @@ def _needs_restart(before: Config, after: Config) -> list[str]:
             ("listen", ("host", "port", "backlog", "reuse_port", "tls")),
             ("admin", ("host", "port")),
             ("response_cache", _STORES if response_assembly.is_wanted(before) else ()),
+            ("semantic_cache", semantic_assembly.STORES if semantic_assembly.is_wanted(before) else ()),
         )
         for name in names
         if getattr(getattr(before, section), name) != getattr(getattr(after, section), name)

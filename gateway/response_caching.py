@@ -15,20 +15,23 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import orjson
 
 from cache.response_entry import ResponseEntry, Stamp
-from cache.response_key import ResponseKey, is_unambiguous, response_key
+from cache.response_key import ResponseKey, is_unambiguous
 from gateway import answers
+from gateway.alike_answers import GRACE, LONG_BODY, AlikeAnswers, result_of
 from gateway.answer_flights import AnswerFlights
 from gateway.answer_openings import openings_in
 from gateway.answer_replay import replay_body, replay_stream
+from gateway.answer_verifier import AnswerVerifier
 from gateway.api_error import ApiError
 from gateway.background_client import BackgroundClient
 from gateway.cached_call import CachedCall, CachingSettings, Result, tell, told
 from gateway.header_finder import header_finder
+from gateway.request_keys import Keyed, keyed
 from gateway.request_record import Outcome
 from gateway.routes import Kind
 from policies.response_freshness import (
@@ -42,7 +45,6 @@ from policies.response_policy import AnswerFacts, Refusal, refuse_answer, refuse
 
 if TYPE_CHECKING:
     from cache.response_cache import Found, ResponseCache
-    from gateway.calls import Call
     from gateway.exchange import Exchange
     from policies.tenant import TenantPolicy
 
@@ -54,16 +56,10 @@ Examined = tuple[answers.Facts, bytes]
 
 _cache_control: Final = header_finder("cache-control")
 _own_header: Final = header_finder("x-prefixgate-cache")
-_ANTHROPIC: Final = tuple((name, header_finder(name)) for name in ("anthropic-beta", "anthropic-version"))
-_OPENAI: Final = (("openai-beta", header_finder("openai-beta")),)
-_VARIANTS: Final = {Kind.MESSAGES: _ANTHROPIC, Kind.RESPONSES: _OPENAI}
-"""Headers that may change an answer."""
 _OK: Final = 200
-_GRACE: Final = 1.0
-"""Seconds that a client's deadline is beyond our own."""
 
 
-class ResponseCaching:
+class ResponseCaching(AlikeAnswers):
     """Of one pipeline."""
 
     def __init__(
@@ -83,13 +79,15 @@ class ResponseCaching:
         self.cache = cache
         self.settings = settings
         self.flights = AnswerFlights()
+        self.semantic = None
+        self.executor = executor
+        self.verifier = AnswerVerifier(proceed)
         self.refusals: Counter[str] = Counter()
         """Requests that were not looked up, and answers that were not kept, by why."""
         self.refreshed = 0
         self.saved_tokens = 0
         """Prompt and output tokens of answers from the cache, where they are known."""
         self._loop = loop
-        self._executor = executor
         self._proceed = proceed
         self._attempt = attempt
         self._wall = wall
@@ -114,14 +112,17 @@ class ResponseCaching:
             asked = parse_cache_control(control.decode("latin-1"))
         if own == b"off":
             asked = replace(asked, no_store=True)
-        refusal = refuse_request(call.kind.value, call.fields, asked=asked.asks or own == b"on")
+        asks = asked.asks or own == b"on"
+        wishes = None if self.semantic is None else self.semantic.wishes(exchange, asks=asks)
+        refusal = refuse_request(call.kind.value, call.fields, asked=asks)
         if refusal is not None or asked.no_store:
             return self._bypass(exchange, asked, refusal)
         beginning = CachedCall(self, _NO_KEY, call, rules, asked, self.cache.begin(), False)
         beginning.usage = call.streams and answers.wants_usage(call.fields)
-        if len(exchange.body) <= _LONG_BODY:
-            return self._look_up(exchange, beginning, _keyed(exchange, call, check=False))
-        self._in_thread(exchange, beginning, _KEY_WAIT, partial(_keyed, exchange, call, check=True), self._long_keyed)
+        beginning.wishes = wishes
+        if len(exchange.body) <= LONG_BODY:
+            return self._look_up(exchange, beginning, keyed(exchange, call, check=False))
+        self._in_thread(exchange, beginning, _KEY_WAIT, partial(keyed, exchange, call, check=True), self._long_keyed)
         return True
 
     def _long_keyed(self, exchange: Exchange, cached: CachedCall, keyed: Keyed | None) -> None:
@@ -185,8 +186,19 @@ class ResponseCaching:
         exchange.own_fields = exchange.own_fields.replace(told(Result.MISS), b"")
         return self._replay(exchange, cached, found.entry, Result.STALE, found.age)
 
-    def _replay(self, exchange: Exchange, cached: CachedCall, entry: ResponseEntry, result: str, age: int) -> bool:
-        """Answer with an entry, in the form that the client asks for; False where that cannot be made of it."""
+    def _replay(
+        self,
+        exchange: Exchange,
+        cached: CachedCall,
+        entry: ResponseEntry,
+        result: str,
+        age: int,
+        *,
+        key: ResponseKey | None = None,
+    ) -> bool:
+        """Answer with an entry, in the form that the client asks for; False where that cannot be made of it. `key` is
+        the entry's own, where it is another request's.
+        """
         events: list[bytes] | None = None
         if cached.call.streams:
             if cached.usage and entry.prompt_tokens is None:
@@ -195,9 +207,9 @@ class ResponseCaching:
                 events = answers.disassemble(cached.call.kind, entry.body, usage=cached.usage)
             except answers.AnswerError:
                 log.warning("an answer in the cache cannot be given as a stream; it is removed")
-                self._executor.submit(self.cache.discard, cached.key)
+                self.executor.submit(self.cache.discard, key or cached.key)
                 return False
-        exchange.caching = None
+        exchange.caching = exchange.recording = None
         exchange.worker = None
         tell(exchange, result)
         exchange.own_fields += b"\r\nage: %d" % age
@@ -233,9 +245,9 @@ class ResponseCaching:
 
         def done(worked: asyncio.Future[T]) -> None:
             self._in_threads -= 1
-            go_on(_result(worked))
+            go_on(result_of(worked))
 
-        self._loop.run_in_executor(self._executor, work).add_done_callback(done)
+        self._loop.run_in_executor(self.executor, work).add_done_callback(done)
 
     def _found(self, exchange: Exchange, cached: CachedCall, found: Found | None) -> None:
         """What the slower stores have; None where there is nothing, or it took too long."""
@@ -249,7 +261,7 @@ class ResponseCaching:
         exchange.caching = cached
         cached.waits = True
         cached.timer = self._loop.call_later(timeout, otherwise)
-        exchange.wait(timeout + _GRACE)
+        exchange.wait(timeout + GRACE)
 
     # -- nobody knows the answer
 
@@ -262,6 +274,8 @@ class ResponseCaching:
             wait = self.settings.coalesce_wait
             self._park(exchange, cached, wait, lambda: self._alone(exchange, cached))
             self.flights.follow(exchange, cached)
+            return True
+        if self._look_alike(exchange, cached):
             return True
         self._listen(exchange, cached)
         tell(exchange, Result.MISS)
@@ -283,7 +297,7 @@ class ResponseCaching:
             self.refusals[Refusal.AMBIGUOUS.value] += 1
         cached.openings = openings_in(cached.call.fields)  # they are gone when the answer comes
         exchange.caching = cached
-        cached.again()
+        cached.again(exchange)
 
     def _alone(self, exchange: Exchange, cached: CachedCall) -> None:
         """It has waited long enough, or in vain."""
@@ -309,6 +323,7 @@ class ResponseCaching:
         before, record = exchange.record, twin.record
         record.kind, record.dialect, record.model = before.kind, before.dialect, before.model
         record.streams, record.tenant = before.streams, before.tenant
+        self._understand(twin, again)
         self._listen(twin, again)
         tell(twin, Result.MISS)
         self._proceed(twin)
@@ -323,8 +338,13 @@ class ResponseCaching:
         if cached.timer is not None:
             cached.timer.cancel()
         if cached.waits or cached.follows:
-            cached.waits = False
-            self.flights.leave(exchange, cached)
+            led, cached.waits = cached.waits and cached.leads, False
+            if led:  # it was still looked for, and others wait for what comes of it
+                self._settle(exchange, cached, None)
+            else:
+                self.flights.leave(exchange, cached)
+                if self.semantic is not None:
+                    self.semantic.let_go(cached)
             return
         self.flights.end_streams(cached)
         record, recorded = exchange.record, cached.recorded()
@@ -336,12 +356,14 @@ class ResponseCaching:
         if len(recorded) < _LONG:
             self._settle(exchange, cached, examine())
         else:
-            looked = self._loop.run_in_executor(self._executor, examine)
-            looked.add_done_callback(lambda done: self._settle(exchange, cached, _result(done)))
+            looked = self._loop.run_in_executor(self.executor, examine)
+            looked.add_done_callback(lambda done: self._settle(exchange, cached, result_of(done)))
 
     def _settle(self, exchange: Exchange, cached: CachedCall, examined: Examined | None) -> None:
         """Keep an answer where it may be kept, and give it to all who wait for it; they go on where there is none."""
-        entry = None if examined is None else self._entry(cached, *examined)
+        entry = None if examined is None else self._entry(exchange, cached, *examined)
+        if entry is None and self.semantic is not None:
+            self.semantic.let_go(cached)
         for waiter, waiting in self.flights.end(exchange, cached):
             if entry is None:
                 self._alone(waiter, waiting)
@@ -355,7 +377,7 @@ class ResponseCaching:
             tell(exchange, Result.MISS)
             self._proceed(exchange)
 
-    def _entry(self, cached: CachedCall, facts: answers.Facts, body: bytes) -> ResponseEntry | None:
+    def _entry(self, exchange: Exchange, cached: CachedCall, facts: answers.Facts, body: bytes) -> ResponseEntry | None:
         """An answer for others, put into the cache where it may be kept; None where it is none."""
         kind = cached.call.kind
         told = AnswerFacts(
@@ -383,8 +405,12 @@ class ResponseCaching:
             completion_tokens=usage.completion,
             openings=cached.openings,
         )
-        if refusal is None and stamp is not None:
-            self.cache.keep(cached.key, entry)
+        kept = refusal is None and stamp is not None and self.cache.keep(cached.key, entry)
+        if self.semantic is not None:
+            if kept:
+                self.semantic.learn(exchange, cached, entry)
+            else:
+                self.semantic.let_go(cached)
         return entry
 
 
@@ -396,41 +422,10 @@ _LONG: Final = 32 << 10
 _KINDS: Final = (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES, Kind.EMBEDDING)
 _MOST_IN_THREADS: Final = 256
 """Requests that wait for what is done in threads at a time: beyond that it is skipped."""
-_LONG_BODY: Final = 256 << 10
-"""Bytes of a request from which on its key is made in a thread: about a millisecond."""
 _KEY_WAIT: Final = 2.0
 _NO_KEY: Final = ResponseKey(b"")
 _MOST_BACKGROUND: Final = 64
 """Answers that are fetched for nobody in particular at a time."""
-
-
-class Keyed(NamedTuple):
-    """A request's key, None where it has none, and whether it stands for this request alone, None where nobody looked:
-    that takes longer, and only matters where an answer is to be kept.
-    """
-
-    key: ResponseKey | None
-    unambiguous: bool | None
-
-
-def _keyed(exchange: Exchange, call: Call, *, check: bool) -> Keyed:
-    body, variants = exchange.body, []
-    for name, find in _VARIANTS.get(call.kind, ()):
-        if (value := find(exchange.head.fields)) is not None:
-            variants.append((name, value.decode("latin-1")))
-    try:
-        key = response_key(
-            _scope(exchange),
-            call.model or "",
-            exchange.dialect.name,
-            call.kind.value,
-            {**call.fields, "model": call.model},  # one answer for all names of a model
-            variants=variants,
-            n_bytes=len(body),
-        )
-    except ValueError:
-        return Keyed(None, unambiguous=False)
-    return Keyed(key, is_unambiguous(body) if check else None)
 
 
 def _not_cached() -> ApiError:
@@ -445,14 +440,3 @@ def _examined(kind: Kind, recorded: bytes, *, streamed: bool) -> Examined:
         return answers.Facts(whole="data" in orjson.loads(recorded)), recorded
     except (orjson.JSONDecodeError, TypeError):
         return answers.Facts(whole=False), b""
-
-
-def _result(done: asyncio.Future[T]) -> T | None:
-    if done.cancelled() or done.exception() is not None:
-        return None
-    return done.result()
-
-
-def _scope(exchange: Exchange) -> bytes:
-    """Whose answers it may meet."""
-    return b"" if exchange.tenant is None else exchange.tenant.answers_scope

@@ -10,6 +10,7 @@ from pathlib import Path
 from gateway.api_keys import KeyDigest, key_id, read_digest
 from gateway.config import Config, ConfigError, JwtIssuer, Problem, Tenant, TenantModel
 from gateway.config.response_cache import TenantResponses
+from gateway.config.semantic_cache import TenantSemantic
 from gateway.config.tenants import Slo, TenantCaps, TenantKv, TenantRates
 from gateway.jwt_tenants import JwtVerifier
 from gateway.keys_file import read_keys
@@ -17,7 +18,7 @@ from gateway.kv_epochs import read_epochs
 from gateway.salt_key import default_folder, kept_salt_key
 from gateway.tenancy import Tenancy, TenantRules
 from policies.kv_policy import NO_KV_POLICY, KvPolicy
-from policies.tenant import CachePolicy, Caps, Priority, Rates, ResponsePolicy, TenantPolicy
+from policies.tenant import CachePolicy, Caps, Priority, Rates, ResponsePolicy, SemanticRules, TenantPolicy
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,9 @@ def rules_of(tenant: Tenant) -> TenantRules:
         slo_tpot_s=tenant.slo.tpot,
         caps=_caps(tenant.caps, Caps()),
         cache=CachePolicy(
-            kv=_kv(tenant.cache.kv, NO_KV_POLICY), responses=_responses(tenant.cache.responses, ResponsePolicy())
+            kv=_kv(tenant.cache.kv, NO_KV_POLICY),
+            responses=_responses(tenant.cache.responses, ResponsePolicy()),
+            semantic=_semantic(tenant.cache.semantic, SemanticRules(), ""),
         ),
     )
     return TenantRules(
@@ -127,6 +130,7 @@ def _for_model(policy: TenantPolicy, model: TenantModel) -> TenantPolicy:
         cache=CachePolicy(
             kv=_kv(model.cache.kv, policy.cache.kv),
             responses=_responses(model.cache.responses, policy.cache.responses),
+            semantic=_semantic(model.cache.semantic, policy.cache.semantic, model.name),
         ),
     )
 
@@ -135,6 +139,16 @@ def _responses(settings: TenantResponses, otherwise: ResponsePolicy) -> Response
     return ResponsePolicy(
         enabled=otherwise.enabled if settings.mode is None else settings.mode == "on",
         ttl_s=otherwise.ttl_s if settings.ttl is None else settings.ttl,
+    )
+
+
+def _semantic(settings: TenantSemantic, otherwise: SemanticRules, model: str) -> SemanticRules:
+    differs = settings.delta is not None or settings.ttl is not None or settings.mode is not None
+    return SemanticRules(
+        mode=otherwise.mode if settings.mode is None else settings.mode,
+        delta=otherwise.delta if settings.delta is None else settings.delta,
+        ttl_s=otherwise.ttl_s if settings.ttl is None else settings.ttl,
+        group=model if differs else "",
     )
 
 

@@ -86,7 +86,7 @@ def admit(exchange: Exchange, call: Call, tenant: Tenant, now: float) -> None:
     if call.has_prompt:
         if call.generates:
             _cap(exchange, call, policy.caps)
-        _give_salt(exchange, call, tenant)
+        give_salt(exchange, call, tenant)
         if limits.metered:
             tokens = amount(call.fields).chars // _CHARS_PER_TOKEN or 1
             exchange.counts_events = call.streams
@@ -139,7 +139,7 @@ def _cap(exchange: Exchange, call: Call, caps: Caps) -> None:
         call.fields[unbounded] = caps.max_tokens
 
 
-def _give_salt(exchange: Exchange, call: Call, tenant: Tenant) -> None:
+def give_salt(exchange: Exchange, call: Call, tenant: Tenant) -> None:
     """Into the fields that are read here, and, for workers that take it, into the body."""
     fields = call.fields
     own = fields.get(_SALT)

@@ -48,6 +48,17 @@ class ResponsePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class SemanticRules:
+    """What of the semantic cache differs for a tenant, or one of its models; None is nothing."""
+
+    mode: str | None = None
+    delta: float | None = None
+    ttl_s: float | None = None
+    group: str = ""
+    """The model, where it differs from the tenant's others and so learns by itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class CachePolicy:
     """What is kept of a tenant's requests, and how long."""
 
@@ -55,6 +66,8 @@ class CachePolicy:
     """KV at the workers; its owner is told by whoever knows the secret that it is made of."""
     responses: ResponsePolicy = field(default_factory=ResponsePolicy)
     """Its answers, where any are kept."""
+    semantic: SemanticRules = field(default_factory=SemanticRules)
+    """What is served to it by meaning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,6 +275,10 @@ workers:
 discovery:
   dns: [{name: pods.example, port: 8000, api_key: canary-dns}]
 admin: {token: canary-admin}
+response_cache:
+  redis: {url: 'redis://answers:canary-answers@10.0.0.9'}
+  encryption_key: canary-of-all-the-answers-that-are-encrypted
+semantic_cache: {embedding: {api_key: canary-embedding}}
 telemetry: {endpoint: 'http://user:canary-password@collector:4318', headers: {authorization: canary-header}}
 tenants:
   salt_key: canary-of-the-salts-of-all-tenants
@@ -298,6 +302,7 @@ def test_the_canaries_stand_for_every_secret_there_is() -> None:
         "tenants.shared_limits.redis",
         "response_cache.redis.url",
         "response_cache.encryption_key",
+        "semantic_cache.embedding.api_key",
     }
 
 

@@ -165,13 +165,13 @@ models: tiny
             ONE_WORKER + "quux: 1",
             "line 2: quux: unknown setting; known here: listen, limits, upstream, models, "
             "workers, discovery, routing, health, routes, tokens, index, response_headers, response_cache, "
-            "admission, tenants, admin, telemetry, log, reload",
+            "semantic_cache, admission, tenants, admin, telemetry, log, reload",
         ),
         (
             ONE_WORKER + "1: 1",
             "line 2: 1: unknown setting; known here: listen, limits, upstream, models, "
             "workers, discovery, routing, health, routes, tokens, index, response_headers, response_cache, "
-            "admission, tenants, admin, telemetry, log, reload",
+            "semantic_cache, admission, tenants, admin, telemetry, log, reload",
         ),
         (ONE_WORKER + ONE_WORKER, "line 2: workers: given twice, first on line 1"),
         (ONE_WORKER + "? [a, b]\n: 1", "line 2: a key must be a word"),

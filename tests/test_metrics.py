@@ -20,27 +20,36 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from backends.fleet_state import FleetState
 from backends.kv_subscriber import FeedStats
 from backends.worker_status import Standing
+from cache.http_embedding import HttpEmbedder
 from cache.prompt_blocks import PromptBlockCache
 from cache.response_stores import ResponseStores, open_response_cache
+from cache.similarity import Limits, SimilarityIndex
 from gateway.admin import RecentRequests
 from gateway.admission import AdmissionGate, GateSettings
 from gateway.cache_drift import CacheDrift
 from gateway.cached_call import CachingSettings
 from gateway.dialects.base import Usage
+from gateway.embedding_batcher import EmbeddingBatcher
 from gateway.request_record import Observer, Outcome
 from gateway.response_caching import ResponseCaching
+from gateway.semantic_caching import SemanticCaching
+from gateway.semantic_call import SemanticRequestSettings
+from gateway.semantic_learners import Learners
+from gateway.similar_questions import SimilarQuestions
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.exposition import make_registry, render
 from gateway.telemetry.gauges import TokenCache
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.response_metrics import ResponseMetrics
+from gateway.telemetry.semantic_metrics import SemanticMetrics
 from gateway.telemetry.series import Histogram
 from gateway.telemetry.tenant_metrics import TenantMetrics
 from gateway.tenancy import Tenant, TenantRules
 from policies.admission import AdmissionQueue
 from policies.admission_types import Reason, ServiceClass
 from policies.response_freshness import FreshnessRules
+from policies.semantic import SemanticSettings
 from policies.tenant import TenantPolicy
 from policies.types import WorkerId
 from tests.gateway_fixtures import model_text
@@ -57,7 +66,7 @@ def made(
     requests = RequestMetrics(drift or CacheDrift(lambda _: 16))
     tenant = Tenant(TenantRules(TenantPolicy("acme")), bytes(32), 0.0)
     tenants = TenantMetrics(lambda: {"acme": tenant})
-    more = (tenants, AdmissionMetrics(gate, FLEET), ResponseMetrics(caching))
+    more = (tenants, AdmissionMetrics(gate, FLEET), ResponseMetrics(caching), SemanticMetrics(semantic))
     return requests, make_registry((numbers or Numbers()).gauges(), requests, *more)
 
 
@@ -94,6 +103,21 @@ def caching() -> ResponseCaching:
     )
     made._loop.close()
     made.cache.close()
+    return made
+
+
+def semantic() -> SemanticCaching:
+    """As a gateway has it; nothing goes through it."""
+    endpoint = HttpEmbedder("http://127.0.0.1:1/v1", "m", 8)
+    questions = SimilarQuestions(SimilarityIndex(8, Limits(entries=1, bytes=1 << 20), scope_size=8))
+    learners = Learners(SemanticSettings(), "shadow")
+    loop = asyncio.new_event_loop()
+    made = SemanticCaching(questions, EmbeddingBatcher(endpoint), learners, SemanticRequestSettings(), loop=loop)
+    loop.close()
+    questions.close()
+    for counts in (made.lookups, made.refusals, questions.refusals):
+        counts["x"] += 1
+    made.labels["agreement", "right"] += 1
     return made
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -18,9 +19,13 @@ from gateway.admin.control import FleetControl
 from gateway.admin.masked import masked
 from gateway.admin.recent import RecentRequests
 from gateway.admin.request_routes import RequestRoutes
+from gateway.admin.semantic_routes import SemanticRoutes
 from gateway.admin.tenant_routes import TenantRoutes
 from gateway.admin.worker_routes import WorkerRoutes
 from gateway.telemetry.exposition import render
+
+if TYPE_CHECKING:
+    from gateway.semantic_caching import SemanticCaching
 
 _MAX_BODY_BYTES: Final = 1 << 20
 _MAX_CONNECTIONS: Final = 512
@@ -41,6 +46,7 @@ class AdminServer:
         self, control: FleetControl, registry: CollectorRegistry, recent: RecentRequests, *,
         head_seconds: float = _HEAD_SECONDS,
         max_connections: int = _MAX_CONNECTIONS,
+        semantic: Callable[[], SemanticCaching | None] = lambda: None,
     ) -> None:  # fmt: skip
         """A connection that has not sent a whole request head within `head_seconds` is closed, and one beyond
         `max_connections` at once.
@@ -48,6 +54,7 @@ class AdminServer:
         self._control = control
         self._registry = registry
         self._recent = recent
+        self._semantic = semantic
         self._head_seconds = head_seconds
         self._max_connections = max_connections
         self._runner: web.AppRunner | None = None
@@ -102,6 +109,7 @@ class AdminServer:
         WorkerRoutes(self._control).add_to(router)
         TenantRoutes(self._control).add_to(router)
         RequestRoutes(self._recent, loop.time).add_to(router)
+        SemanticRoutes(self._semantic).add_to(router)
         return application
 
     def _token(self) -> str | None:

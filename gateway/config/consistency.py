@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gateway.config.schema import Config
 
 _ANY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+_OFF: Final = frozenset({"off", None})
 _THIS_MACHINE: Final = frozenset({"localhost", "127.0.0.1", "::1", *_ANY_ADDRESS})
 
 
@@ -32,6 +33,7 @@ def inconsistencies(config: Config) -> list[Problem]:
         *_shared_limits(config),
         *_fallbacks(config),
         *_admission(config),
+        *_semantic(config),
     ]
 
 
@@ -181,6 +183,31 @@ def _fallbacks(config: Config) -> Iterator[Problem]:
     for model, others in config.routing.fallbacks.items():
         if model in others:
             yield Problem(f"routing.fallbacks.{model}", "must not name the model itself")
+
+
+def _semantic(config: Config) -> Iterator[Problem]:
+    settings, embedding = config.semantic_cache, config.semantic_cache.embedding
+    members = config.tenants.members
+    caches = [tenant.cache for tenant in members]
+    of_models = [model.cache for tenant in members for model in tenant.per_model]
+    if {settings.mode, *(one.semantic.mode for one in caches), *(one.semantic.mode for one in of_models)} <= _OFF:
+        return
+    kept = {*(one.responses.mode for one in caches), *(one.responses.mode for one in of_models)}
+    if {config.response_cache.mode, *kept} <= _OFF:
+        yield Problem("semantic_cache.mode", "needs response_cache.mode: on, whose answers it serves")
+    if embedding.kind == "none":
+        yield Problem("semantic_cache.embedding.kind", "must be minilm or http: without vectors nothing is alike")
+    if embedding.kind == "http":
+        for name in ("url", "model", "dimensions"):
+            if getattr(embedding, name) is None:
+                yield Problem(f"semantic_cache.embedding.{name}", "required where kind is http")
+    if settings.path is not None and config.response_cache.encryption_key is not None:
+        text = "must be left out beside response_cache.encryption_key: it holds questions in clear"
+        yield Problem("semantic_cache.path", text)
+    names = [category.name for category in settings.categories]
+    for position, name in enumerate(names):
+        if name in {"default", *names[:position]}:
+            yield Problem(f"semantic_cache.categories[{position}].name", f"{name} is there already")
 
 
 def _issuer(config: Config) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ Location = tuple[str | int, ...]
 """Keys and list positions from the top of the file to a value."""
 
 _LONGEST_SHOWN: Final = 60
-_SECRET_KEYS: Final = frozenset({"api_key", "token", "headers", "keys", "salt_key"})
+_SECRET_KEYS: Final = frozenset({"api_key", "token", "headers", "keys", "salt_key", "encryption_key", "redis"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from gateway.config.fields import (
 from gateway.config.health import Health
 from gateway.config.response_cache import ResponseCache
 from gateway.config.routing import Routing
+from gateway.config.semantic_cache import SemanticCache
 from gateway.config.tenants import Tenants
 from gateway.config.units import Duration, Size
 from gateway.config.workers import Discovery, Worker
@@ -211,6 +212,8 @@ class Config(Strict):
     """Headers added to responses."""
     response_cache: ResponseCache = ResponseCache()
     """Answers to requests that were asked before; see [response_cache.md](response_cache.md)."""
+    semantic_cache: SemanticCache = SemanticCache()
+    """Answers to requests that only mean the same; see [semantic_cache.md](semantic_cache.md)."""
     admission: Admission = Admission()
     """Which requests wait in the gateway, and in which order; see [admission.md](admission.md)."""
     tenants: Tenants = Tenants()

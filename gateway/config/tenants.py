@@ -20,6 +20,7 @@ from gateway.config.fields import (
     TenantName,
 )
 from gateway.config.response_cache import TenantResponses
+from gateway.config.semantic_cache import TenantSemantic
 from gateway.config.units import Duration, Size
 
 PriorityClass = Literal["interactive", "standard", "batch"]
@@ -83,6 +84,8 @@ class TenantCache(Strict):
     """What its KV may take at the workers, and how long it is kept."""
     responses: TenantResponses = TenantResponses()
     """Its answers in the response cache, which no other tenant sees, be it of its group or not."""
+    semantic: TenantSemantic = TenantSemantic()
+    """What is served to it by meaning."""
 
 
 class TenantModelCache(Strict):
@@ -92,6 +95,8 @@ class TenantModelCache(Strict):
     """KV at the workers; what is not given here is as for the tenant."""
     responses: TenantResponses = TenantResponses()
     """Answers of this model; what is not given here is as for the tenant."""
+    semantic: TenantSemantic = TenantSemantic()
+    """What is served of it by meaning. With settings of its own it learns by itself."""
 
 
 class TenantModel(Strict):

@@ -14,6 +14,7 @@ from gateway.telemetry.admission_metrics import AdmissionMetrics
 from gateway.telemetry.gauges import GaugeCollector, Gauges
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.response_metrics import ResponseMetrics
+from gateway.telemetry.semantic_metrics import SemanticMetrics
 from gateway.telemetry.tenant_metrics import TenantMetrics
 
 _END: Final = b"# EOF\n"
@@ -22,7 +23,9 @@ _SAMPLES_AT_ONCE: Final = 300
 
 
 def make_registry(
-    gauges: Gauges, requests: RequestMetrics, *more: TenantMetrics | AdmissionMetrics | ResponseMetrics
+    gauges: Gauges,
+    requests: RequestMetrics,
+    *more: TenantMetrics | AdmissionMetrics | ResponseMetrics | SemanticMetrics,
 ) -> CollectorRegistry:
     """A registry with all there is to tell."""
     registry = CollectorRegistry(auto_describe=False)

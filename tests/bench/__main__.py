@@ -11,7 +11,7 @@ _NAMES = (
     "chaos", "worker", "worker_model", "kv_codec", "disk_store", "redis_store", "eviction", "restore_price",
     "restore", "admission", "admission_slo", "cases", "response_cache", "host_store", "latency_model",
     "tenant_timing", "tiers", "response_hits", "embedding", "semantic_bound", "similarity", "admission_live",
-    "slo_routing", "semantic_pairs",
+    "slo_routing", "semantic_pairs", "semantic_lookup",
 )  # fmt: skip
 
 if __name__ == "__main__":
