@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -53,7 +54,9 @@ class Forgetful(Setting):
         self._http: aiohttp.ClientSession = http
 
     async def forget(self, tenant: str = "acme", **fields: Any) -> dict[str, Any]:
-        """What the control plane says."""
+        """What the control plane says, once all that was kept so far is written."""
+        if self.pipeline.responses is not None:
+            await asyncio.to_thread(self.caching.cache.flush)
         async with self._http.delete(f"{self.admin}/admin/tenants/{tenant}/cache", json=fields) as response:
             said: dict[str, Any] = await response.json()
             assert response.status == 200, said

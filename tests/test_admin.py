@@ -284,9 +284,6 @@ tenants:
   salt_key: canary-of-the-salts-of-all-tenants
   members: [{name: acme, keys: ['sha256:ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a7ca0a70000']}]
   shared_limits: {redis: 'redis://limits:canary-redis@10.0.0.9'}
-response_cache:
-  redis: {url: 'redis://answers:canary-redis@10.0.0.9'}
-  encryption_key: canary-of-what-answers-are-encrypted-with
 """
 
 
