@@ -46,13 +46,20 @@ class FleetForecast:
         """Which of the workers could start one more soon, and which take one more at all."""
         free, among = 0, []
         for worker in workers:
-            if not takes_more(worker.active, self.most_running, worker.kv_share):
+            if not takes_more(worker.active, self.most_running, self._kv_share(worker)):
                 continue
             among.append(worker)
             prefill = worker.prefill
             queued = prefill.remaining(now) if prefill.total else 0.0
             free += starts_soon(queued, prefill.rate, worker.pending, self.window_s)
         return Rooms(free, among)
+
+    def _kv_share(self, worker: Worker) -> float | None:
+        """Of its device cache, with two prompts more of the size that comes these days: one that does not fit waits
+        there for others to end.
+        """
+        share, tokens = worker.kv_share, worker.kv_tokens
+        return share if share is None or not tokens else share + 2 * self._fleet.prompt_tokens / tokens
 
     def first_token(
         self, workers: Sequence[Worker], held: Mapping[WorkerId, int], n_tokens: int, now: float, *, alone: bool
