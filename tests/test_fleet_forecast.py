@@ -5,12 +5,11 @@ from __future__ import annotations
 from backends.fleet_forecast import FleetForecast
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
-from policies.prefill_queue import FleetRate, PrefillQueue
 from policies.types import WorkerId
 
 
 def made(name: str, kv_tokens: int) -> Worker:
-    worker = Worker(WorkerId(name), "w:1", PrefillQueue(FleetRate()))
+    worker = Worker(WorkerId(name), "10.0.0.1", 8_000)
     worker.told_kv_blocks = kv_tokens // worker.block_size
     return worker
 

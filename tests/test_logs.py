@@ -100,6 +100,7 @@ def test_an_access_line_in_json_has_its_fields_as_fields() -> None:
         "tenant": None,
         "class": None,
         "queued_s": None,
+        "cache": None,
         "worker": "w1",
         "attempts": 1,
         "model": "m",

@@ -222,7 +222,7 @@ def test_tiers_never_make_a_worker_dearer_and_nothing_restorable_changes_nothing
     assert after.reason in CHOICES
 
 
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"cost"}))
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"cost", "slo"}))
 def test_other_policies_look_at_no_tier(name: str) -> None:
     views = [view(A, active=2), view(B, active=1), view(C, active=3)]
     one, other = (make_policy(name).choose(prompt, views, 0.3) for prompt in (LONG, LONG._replace(restorable={})))
