@@ -62,8 +62,8 @@ def test_version(words: list[str]) -> None:
         (["serve", "-c", "x.yaml", "-w", "http://a:1"], "--config takes the place of the other flags"),
         (
             ["serve", "-w", "http://a:1", "--policy", "costs"],
-            "routing.policy: expected one of cost, slo, least_loaded, round_robin, random, power_of_two, consistent_hash, "
-            "prefix_affinity (did you mean cost?)",
+            "routing.policy: expected one of cost, slo, least_loaded, round_robin, random, power_of_two, "
+            "consistent_hash, prefix_affinity (did you mean cost?)",
         ),
         (["serve", "-w", "ftp://a:1"], "workers[0].url: expected a URL such as http://127.0.0.1:8001"),
         (["serve", "-w", "http://a:1", "--tokenizer", "embedded"], "--tokenizer: needs --model NAME"),
