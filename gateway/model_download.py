@@ -12,8 +12,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,6 +28,7 @@ for name in sys.argv[3:]:
 """
 _LOOK_S: Final = 0.1
 _END_S: Final = 5.0
+_INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM)
 _MOST_TOLD: Final = 4096
 _LONGEST_LINE: Final = 300
 
@@ -106,16 +108,35 @@ def _run(command: Sequence[str], into: Path, patience: Patience, progress: Progr
     """Until it ends by itself, or has stood still too long."""
     told = into / "told"
     environment = {**os.environ, "TMPDIR": str(into), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    with told.open("wb") as out:
-        process = subprocess.Popen(  # noqa: S603 - this interpreter, with names of ours
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
-        )
-        try:
-            _watch(process, into, patience, progress)
-        finally:
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with told.open("wb") as out, _held_interrupts():
+            process = subprocess.Popen(  # noqa: S603 - this interpreter, with names of ours
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+        _watch(process, into, patience, progress)
+    finally:
+        if process is not None:
             _end(process)
     if process.returncode:
         raise DownloadError(_last_line(told) or f"it ended with {process.returncode}")
+
+
+@contextlib.contextmanager
+def _held_interrupts() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until a process that is being started is known, so that it can be ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    come: list[int] = []
+    before = {number: signal.signal(number, lambda *told: come.append(told[0])) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+    if come:
+        raise KeyboardInterrupt
 
 
 def _watch(process: subprocess.Popen[bytes], into: Path, patience: Patience, progress: Progress) -> None:
