@@ -30,25 +30,24 @@ def replay_stream(exchange: Exchange, events: Sequence[bytes], *, pace: float = 
     if pace > 0 and len(events) > 1:
         Replay(exchange, events, pace).start()
         return
-    _begin(exchange, _STREAM, None)
+    _begin(exchange, _STREAM, None)  # nobody need watch a stream that is whole
     exchange.response_data(b"".join(events))
     exchange.response_end()
 
 
 def begin_stream(exchange: Exchange) -> None:
     """The head of a stream whose events will be passed on as they come."""
-    _begin(exchange, _STREAM, None)
+    _begin(exchange, _STREAM, None, watched=True)
 
 
-def _begin(exchange: Exchange, fields: bytes, length: int | None) -> None:
-    streams = length is None
+def _begin(exchange: Exchange, fields: bytes, length: int | None, *, watched: bool = False) -> None:
     head = ResponseHead(
         status=_OK,
         reason=b"OK",
         keep_alive=True,
-        chunked=streams,
+        chunked=length is None,
         bodiless=False,
-        event_stream=streams,
+        event_stream=watched,
         plain_json=False,
         fields=fields,
     )

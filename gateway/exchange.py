@@ -425,7 +425,7 @@ class Exchange:
             if watch.failed:
                 record.outcome = Outcome.WORKER_ERROR
                 record.error = "error event"
-        elif record.status == _OK:
+        elif record.status == _OK and record.attempts:
             record.usage = self.dialect.usage(self.tail[-_TAIL_BYTES:]) or NO_USAGE
 
     def _worker_field(self) -> bytes:
