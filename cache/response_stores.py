@@ -44,7 +44,9 @@ class ResponseStores:
     eviction: str = "lru"
     """By what every tier but Redis evicts: a name of `policies.eviction`."""
     tenant_bytes: int | None = None
-    """What one tenant's scope may have of memory, and of the disk."""
+    """What one tenant's scope may have of memory."""
+    tenant_disk_bytes: int | None = None
+    """The same of the disk."""
     most_entry_bytes: int = 4 << 20
     most_waiting_bytes: int = 32 << 20
     """Of answers that the disk, and Redis, have still to get."""
@@ -67,8 +69,9 @@ def open_response_cache(stores: ResponseStores, keys: EntryKeys | None = None) -
     log: EpochLog = MemoryEpochLog()
     with ExitStack() as undo:
         if stores.disk is not None:
-            policy = make_eviction(stores.eviction, default_quota=quota)
-            disk = DiskStore(stores.disk / _ENTRIES, capacity=stores.disk_bytes, tenant_bytes=quota, policy=policy)
+            most = stores.tenant_disk_bytes
+            policy = make_eviction(stores.eviction, default_quota=most)
+            disk = DiskStore(stores.disk / _ENTRIES, capacity=stores.disk_bytes, tenant_bytes=most, policy=policy)
             undo.callback(disk.close)
             tiers.append(EntryTier(disk, time.monotonic, tally.add))
             log = FileEpochLog(stores.disk / _EPOCHS)

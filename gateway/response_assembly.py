@@ -61,12 +61,15 @@ def open_responses(config: Config) -> KeptResponses | None:
             timeout=settings.redis.timeout,
             ttl=max(_longest(config), 1.0),
         )
+    share = settings.tenant_share if config.tenants.members else None
+    disk_bytes = 0 if settings.disk is None else settings.disk.size
     stores = ResponseStores(
         memory_bytes=settings.memory,
         disk=None if settings.disk is None else settings.disk.path,
-        disk_bytes=0 if settings.disk is None else settings.disk.size,
+        disk_bytes=disk_bytes,
         redis=redis,
-        tenant_bytes=round(settings.tenant_share * settings.memory) if config.tenants.members else None,
+        tenant_bytes=None if share is None else round(share * settings.memory),
+        tenant_disk_bytes=None if share is None else round(share * disk_bytes),
         most_entry_bytes=settings.max_entry,
     )
     try:

@@ -31,10 +31,11 @@ class Counted:
         self.may = asyncio.Semaphore(0)
         self.halves = self.breaks = False  # a stream stops after its first event, and there it may break off
         self.given_up = 0
+        self.padding = 0
 
     async def __call__(self, turn: Turn) -> None:
         self.calls += 1
-        text = f"Answer {self.calls}."
+        text = f"Answer {self.calls}." + "x" * self.padding
         if self.hold:
             gone = asyncio.create_task(turn.until_closed())
             may = asyncio.create_task(self.may.acquire())

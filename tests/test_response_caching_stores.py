@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from policies.types import Tier
 from tests.caching_fixtures import setting
 from tests.gateway_fixtures import eventually
 from tests.redis_fixtures import RedisServer, needs_redis, redis_server
+from tests.tenant_fixtures import KEYS, tenants
 
 SECRET = "encryption_key: 'a secret for tests, long enough for it'"
 
@@ -71,3 +73,21 @@ def _spoil(server: RedisServer, what: str) -> None:
     else:
         server.do("CONFIG", "SET", "maxmemory-policy", "noeviction")
         server.do("CONFIG", "SET", "maxmemory", "1")
+
+
+async def test_a_tenants_share_is_of_each_store(tmp_path: Path) -> None:
+    """One that fills its half of memory has its half of a disk ten times as large all the same."""
+    cache = (
+        f"memory: 1MiB, tenant_share: 0.5, max_entry: 256KiB, "
+        f"disk: {{path: '{tmp_path / 'answers'}', size: 10MiB}}, lookup_timeout: 5s"
+    )
+    async with setting(cache, tenants("acme", "beta")) as it:
+        it.worker.padding = 100_000
+        for n in range(20):
+            await it.ask(key=KEYS["acme"], seed=n)
+        assert await asyncio.to_thread(it.caching.cache.flush)
+        stores = await asyncio.to_thread(it.caching.cache.stores)
+        assert stores[Tier.HOST].bytes <= 512 << 10
+        assert stores[Tier.DISK].entries == 20
+        it.worker.padding = 0
+        assert (await it.ask(key=KEYS["acme"], seed=0))[1] == "hit"
