@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -17,6 +15,7 @@ import orjson
 
 from gateway.api_keys import KeyDigest, read_digest, written
 from gateway.config import ConfigError, Problem
+from gateway.private_file import locked, replace_file
 
 _MOST_BYTES: Final = 64 << 20
 _SETTING: Final = "tenants.keys_file"
@@ -95,33 +94,18 @@ def remove_key(file: Path, digest: str) -> bool:
 def _changing(file: Path) -> Iterator[None]:
     """One at a time: of two that add a key, none may be lost."""
     try:
-        handle = os.open(file.with_name(f".{file.name}.lock"), os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(file.with_name(f".{file.name}.lock")):
             yield
-        finally:
-            os.close(handle)
     except OSError as error:
         raise _error(file, f"cannot be written: {error.strerror}") from None
 
 
 def _write(file: Path, entries: Sequence[KeyEntry]) -> None:
-    """Another file takes its place, so that nobody reads half of it."""
     data = orjson.dumps(
         {"version": _VERSION, "keys": [msgspec.structs.asdict(entry) for entry in entries]},
         option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z,
     )
-    fresh = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        fresh.replace(file)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
+    replace_file(file, data)
 
 
 def _error(file: Path, text: str) -> ConfigError:

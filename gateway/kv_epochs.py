@@ -6,18 +6,16 @@ folder: each takes up what the others have counted.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 
 from gateway.config import ConfigError, Problem
+from gateway.private_file import locked, replace_file
 
 NAME: Final = "kv-epochs"
 MOST_TOLD: Final = 1 << 31
@@ -101,44 +99,14 @@ def keep_epochs(folder: Path, change: Callable[[KvEpochs], KvEpochs]) -> KvEpoch
     file = folder / NAME
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(file.with_name(f".{NAME}.lock")):
+        with locked(file.with_name(f".{NAME}.lock")):
             before = read_epochs(folder)
             after = change(before).merged(before)
             if after != before:
-                _write(file, msgspec.json.encode(_File(_VERSION, after)))
+                replace_file(file, msgspec.json.encode(_File(_VERSION, after)))
             return after
     except OSError as error:
         raise _error(file, f"cannot be written: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def _locked(lock: Path) -> Iterator[None]:
-    handle = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _write(file: Path, data: bytes) -> None:
-    """Another file takes its place, so that nobody reads half of it."""
-    fresh = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        fresh.replace(file)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -6,7 +6,6 @@ Kept in a file, without any text of a question. Evidence of other vectors tells 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.private_file import replace_file
 from gateway.semantic_call import Learner
 from policies.semantic import SemanticPolicy, SemanticSettings
 from policies.tenant import SemanticRules
@@ -128,10 +128,5 @@ class EvidenceFile:
             "embedder": self._embedder,
             "learners": [[*learner, told] for learner, told in learnt],
         }
-        beside = self._path.with_suffix(".new")
         with self._writing:
-            with beside.open("wb") as file:
-                file.write(msgspec.msgpack.encode(data))
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self._path)
+            replace_file(self._path, msgspec.msgpack.encode(data))
