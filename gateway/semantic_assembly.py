@@ -17,6 +17,7 @@ from gateway.semantic_caching import SemanticCaching
 from gateway.semantic_call import SemanticRequestSettings, VerifierSettings
 from gateway.semantic_learners import EvidenceFile, Learners
 from policies.answer_agreement import AGREEMENT_NOISE
+from policies.guards.strength import NAMES
 from policies.semantic import SemanticSettings
 from policies.semantic_bounds import Noise
 from policies.semantic_request import Allowed
@@ -146,6 +147,7 @@ def request_settings(config: Config) -> SemanticRequestSettings:
     return SemanticRequestSettings(
         mode=settings.mode,
         deadline=settings.deadline,
+        guards=NAMES[settings.guards],
         floor=settings.floor,
         agreement=settings.agreement,
         category=header_finder(settings.category_header),

@@ -172,7 +172,10 @@ class SemanticCaching(Lessons):
         if vector is None:
             return "no_vector"
         meaning.vector = vector
-        similar = await self.questions.search(meaning.partition, vector, meaning.text, self.settings.floor)
+        settings = self.settings
+        similar = await self.questions.search(
+            meaning.partition, vector, meaning.text, settings.floor, least=settings.guards
+        )
         for each in similar:
             found = await caching.stored(each.key, cached.rules)
             if found is not None and found.entry.stored_at == each.stored_at:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cache.response_key import ResponseKey
 from gateway.api_error import ApiError
 from gateway.header_finder import header_finder
+from policies.guards.strength import LOOSE
 from policies.semantic_request import Allowed
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class SemanticRequestSettings:
     mode: str = "off"
     """For whom nothing else is said."""
     deadline: float = 0.15
+    guards: int = LOOSE
+    """The weakest strength that counts, of `policies.guards.strength`."""
     floor: float = 0.8
     agreement: float = 0.9
     """Cosine of two answers that say the same."""
@@ -89,7 +92,7 @@ class Similar(NamedTuple):
     """Of the answer that it led to; another answer since then is another entry."""
     similarity: float
     guard: int
-    """How much they found alike, see `policies.guards.base`."""
+    """How much they found alike, see `policies.guards.strength`."""
 
 
 class Judged(NamedTuple):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cache.store import StoreError
 from gateway.answer_comparison import VERIFIER, WORDS, answer_text, answers_agree
 from gateway.semantic_call import BusyError, Judged, Meaning
-from policies.guards.base import SAME_TEXT
+from policies.guards.strength import SAME_TEXT
 from policies.semantic import Choice, Outcome
 
 if TYPE_CHECKING:

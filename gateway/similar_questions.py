@@ -25,6 +25,7 @@ from gateway.embedding_thread import be_nice
 from gateway.semantic_call import BusyError, Similar
 from policies.guards.check import check
 from policies.guards.profile import Profile, profile
+from policies.guards.strength import LOOSE
 
 if TYPE_CHECKING:
     from gateway.semantic_call import Vector
@@ -46,7 +47,7 @@ class Searched(NamedTuple):
     """What a search has found."""
 
     similar: list[Similar]
-    """The most similar first."""
+    """The most alike first."""
     refusals: list[str]
     """Guards that refused others."""
 
@@ -76,9 +77,13 @@ class SimilarQuestions:
         """What the thread has still to do."""
         return self._waiting
 
-    async def search(self, partition: bytes, vector: Vector, text: str, floor: float) -> list[Similar]:
-        """Questions of the partition, the most similar first, that no guard refuses. Raises BusyError."""
-        searched = await self._run(lambda: self._search(partition, vector, text, floor))
+    async def search(
+        self, partition: bytes, vector: Vector, text: str, floor: float, *, least: int = LOOSE
+    ) -> list[Similar]:
+        """Questions of the partition that no guard refuses by rules of at least that strength: those that the guards
+        find most alike, and of these the most similar first. Raises BusyError.
+        """
+        searched = await self._run(lambda: self._search(partition, vector, text, floor, least))
         self.refusals.update(searched.refusals)
         return searched.similar
 
@@ -129,7 +134,7 @@ class SimilarQuestions:
 
     # -- in the thread
 
-    def _search(self, partition: bytes, vector: Vector, text: str, floor: float) -> Searched:
+    def _search(self, partition: bytes, vector: Vector, text: str, floor: float, least: int) -> Searched:
         matches = self._index.search(partition, vector, _NEAREST, floor)
         if not matches:
             return Searched([], [])
@@ -137,11 +142,12 @@ class SimilarQuestions:
         for match in matches:
             key, stored_at, stored = _read(match.id, match.meta)
             known = self._profile(stored)
-            verdict = check(known, asked)
+            verdict = check(known, asked, least=least)
             if verdict.same:
                 similar.append(Similar(match.id, key, stored_at, match.similarity, verdict.strength))
             else:
                 refusals.append(verdict.guard)
+        similar.sort(key=lambda each: -each.guard)
         return Searched(similar, refusals)
 
     def _add(self, partition: bytes, key: ResponseKey, stored_at: float, vector: Vector, text: str) -> bool:

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from policies.guards.strength import NAMES
 from policies.semantic_curve import RiskCurve, Standings, bin_of
 from policies.semantic_entries import QUARANTINED, Entries
 from policies.semantic_evidence import LEVELS, ChangeDetector, Evidence, levels_for
@@ -42,7 +43,8 @@ _KEPT: Final = 0.1
 """Of what the curve has learnt, after a change."""
 _MOST_CLIENTS: Final = 1_024
 _HOUR: Final = 3_600.0
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+_STRENGTHS: Final = {strength: name for name, strength in NAMES.items()}
 
 _Class = tuple[str, int]
 
@@ -164,10 +166,12 @@ class SemanticPolicy:
         self._entries.forget(entry)
 
     def report(self) -> dict[str, CategoryReport]:
-        """By category and strength of the guards (`name/1`): what was, or would have been, served, and its error."""
+        """By category and strength of the guards (`prices/strict`): what was, or would have been, served, and its
+        error.
+        """
         noises = dict(self.settings.sources)
         return {
-            f"{category}/{guard}": report_of(known.counts, noises, self.settings.confidence)
+            f"{category}/{_STRENGTHS.get(guard, guard)}": report_of(known.counts, noises, self.settings.confidence)
             for (category, guard), known in self._classes.items()
         }
 

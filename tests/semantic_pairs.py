@@ -15,6 +15,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 OWN = HERE / "data/semantic/guard_pairs.jsonl"
 UNSEEN = HERE / "data/semantic/guard_pairs_unseen.jsonl"
+BLIND = HERE / "data/semantic/guard_pairs_blind.jsonl"
 CHECKLIST = "checklist_qqp_mft_sample100.jsonl"
 GPTCACHE = "gptcache/mock_data.json"
 
@@ -39,6 +40,13 @@ def unseen_pairs() -> list[Pair]:
     that must be refused, 12, 1 and 1 were served at first, and the rules behind them were changed.
     """
     return _read(UNSEEN)
+
+
+def blind_pairs() -> list[Pair]:
+    """More of our own, by somebody who did not know the rules: of 428 that must be refused one was served at first, and
+    the rule behind it was changed.
+    """
+    return _read(BLIND)
 
 
 def _read(path: Path) -> list[Pair]:

@@ -97,7 +97,7 @@ async def test_the_report_and_the_metrics_tell_what_is_served_and_no_text() -> N
         shown = (await admin.get("/admin/semantic"))[1]
         report = json.loads(shown)
         assert report["mode"] == "on"
-        category = report["tenants"]["default"]["categories"]["default/3"]
+        category = report["tenants"]["default"]["categories"]["default/same_text"]
         assert category["served"] == report["lookups"]["served"] >= 1
         assert report["index"]["entries"] == 1
         assert report["embedding"]["texts"] == 13

@@ -49,7 +49,7 @@ async def test_what_means_the_same_is_served_once_that_has_proved_right() -> Non
         assert it.worker.calls == calls
         assert await it.ask("How do I reset my router?") == ("All about reset and router.", "miss")
         report = it.semantic.report()
-        assert report["tenants"]["default"]["categories"]["default/3"]["served"] >= 2
+        assert report["tenants"]["default"]["categories"]["default/same_text"]["served"] >= 2
         assert report["labels"]["agreement: right"] >= 8
         it.check_left()
 
@@ -60,7 +60,7 @@ async def test_shadow_mode_serves_nothing_and_tells_what_it_would_have() -> None
         assert it.worker.calls == 16
         told = it.semantic.report()["tenants"]["default"]
         assert told["mode"] == "shadow"
-        category = told["categories"]["default/3"]
+        category = told["categories"]["default/same_text"]
         assert category["served"] == 0
         assert category["would_serve"] == category["audited"] >= 2
         assert category["estimate"] == 0.0

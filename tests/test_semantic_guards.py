@@ -11,16 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.guards.alignment import Pair as Aligned
-from policies.guards.base import REWORDED, SAME_TEXT, STRICT, Guard, Verdict
+from policies.guards.base import Guard, Verdict
 from policies.guards.check import GUARDS, check, objections
 from policies.guards.contrasts import CONTRASTS
 from policies.guards.numerals import spoken_number, written_number
 from policies.guards.profile import MAX_CHARACTERS, profile
 from policies.guards.stemming import stem
+from policies.guards.strength import LOOSE, REWORDED, SAME_TEXT, STRICT
 from tests.bench import semantic_pairs
 from tests.semantic_mutations import mutate
 from tests.semantic_pairs import (
     Pair,
+    blind_pairs,
     checklist_pairs,
     cross_pairs,
     gptcache_pairs,
@@ -40,12 +42,14 @@ def published() -> Path:
     return folder
 
 
-GPTCACHE_RECALL = 0.17
-"""What is left where no change of meaning passes: most of its paraphrases change what is told, too."""
+GPTCACHE_RECALL = {"loose": 0.5, "reworded": 0.17}
+"""By strength: no changed paraphrase passes `REWORDED`, and few pass `LOOSE`."""
+CHANGED_BUT_LOOSE = 0.04
+"""Of paraphrases with one change of meaning, those that the loosest rules let pass, at most."""
 
 
-def same(stored: str, new: str) -> bool:
-    verdict = check(profile(stored), profile(new))
+def same(stored: str, new: str, least: int = LOOSE) -> bool:
+    verdict = check(profile(stored), profile(new), least=least)
     assert verdict.same == bool(verdict.strength) == (not verdict.guard) == (not verdict.reason)
     return verdict.same
 
@@ -126,13 +130,19 @@ def test_a_guard_that_fails_refuses() -> None:
         ("How do I fix a bike?", "How do I repair a bike?", STRICT),
         ("The `load` function returns a table.", "The `load` function yields a table.", REWORDED),
         ("You can load a dataset with `f`.", "`f` can be used to load a dataset.", REWORDED),
+        (
+            "The `f` parameter specifies the path of the file to load.",
+            "The path of the file that is loaded is determined by the `f` parameter.",
+            LOOSE,
+        ),
         ("How do I fix a bike?", "How do I fix a boat?", 0),
     ],
 )
 def test_a_verdict_tells_how_much_was_left_to_judgement(stored: str, new: str, strength: int) -> None:
     one, other = profile(stored), profile(new)
     assert check(one, other).strength == check(other, one).strength == strength
-    assert check(one, other, strict=True).strength == (strength if strength >= STRICT else 0)
+    for least in (LOOSE, REWORDED, STRICT):
+        assert check(one, other, least=least).strength == (strength if strength >= least else 0)
 
 
 def test_nothing_means_nothing() -> None:
@@ -289,11 +299,19 @@ def test_no_change_of_meaning_of_our_own_sentences_passes() -> None:
 def test_no_pair_that_must_be_refused_is_served(published: Path) -> None:
     checklist = semantic_pairs.tally(checklist_pairs(published))
     assert checklist.wrong > 2_000
-    assert checklist.guards.wrong == 0
+    assert checklist.guards["loose"].wrong == 0
     assert checklist.recall > 0.4
     gptcache = semantic_pairs.tally(gptcache_pairs(published))
     assert gptcache.right == 999
-    assert gptcache.recall >= GPTCACHE_RECALL
+    for name, recall in GPTCACHE_RECALL.items():
+        assert gptcache.guards[name].right >= recall * gptcache.right
+
+
+def test_what_somebody_wrote_who_did_not_know_the_rules() -> None:
+    blind = semantic_pairs.tally(blind_pairs())
+    assert blind.wrong > 400
+    assert blind.guards["reworded"].wrong == 0
+    assert blind.guards["loose"].wrong <= 1  # a read lock and a write lock, exchanged
 
 
 def test_texts_of_different_rows_are_not_each_others_answers(published: Path) -> None:
@@ -312,13 +330,17 @@ def test_texts_of_different_rows_are_not_each_others_answers(published: Path) ->
 def test_no_change_of_meaning_passes_beside_other_words(published: Path) -> None:
     chance = random.Random(13)
     pairs = gptcache_pairs(published)
-    served = []
+    served, loose = [], 0
     for _ in range(2_500):
         pair = chance.choice(pairs)
         mutation = mutate(pair.new, chance)
-        if mutation is not None and same(pair.stored, mutation.text):
-            served.append((mutation.kind, pair.stored, mutation.text))
+        if mutation is not None:
+            strength = check(profile(pair.stored), profile(mutation.text)).strength
+            loose += strength == LOOSE
+            if strength > LOOSE:
+                served.append((mutation.kind, pair.stored, mutation.text))
     assert not served
+    assert loose < CHANGED_BUT_LOOSE * 2_500
 
 
 def test_no_change_of_meaning_of_published_sentences_passes(published: Path) -> None:

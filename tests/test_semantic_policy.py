@@ -358,7 +358,7 @@ def test_shadow_mode_serves_nothing_and_tells_what_it_would_have_served() -> Non
     for number in range(100):
         policy.observe(candidate("e3", category="facts"), wrong=False, source="shadow", now=float(number))
     policy.observe(candidate("e4", category="facts"), wrong=True, source="shadow", now=0.0)
-    told = policy.report()["facts/1"]
+    told = policy.report()["facts/loose"]
     assert (told.candidates, told.would_serve, told.served) == (1_000, 1_000, 0)
     assert told.audited > 101
     assert told.estimate == pytest.approx(1 / told.audited)
@@ -382,7 +382,7 @@ def test_what_was_learnt_survives_a_restart() -> None:
 @pytest.mark.parametrize(
     "spoilt",
     [
-        {"format": 2},
+        {"format": 1},
         {"sources": ["others"]},
         {"entries": [["a", 1]]},
         {"entries": [["a", 1, 0.9, 0, -1, 0]]},

@@ -11,6 +11,7 @@ from gateway.config.fields import ApiKey, CollectorUrl, HeaderName, Name, NewPat
 from gateway.config.units import Duration, Size
 
 SemanticMode = Literal["off", "shadow", "on"]
+SemanticGuards = Literal["loose", "reworded", "strict", "same_text"]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -82,6 +83,10 @@ class SemanticCache(Strict):
     """Who makes vectors of questions."""
     deadline: Duration = Field(default=0.15, gt=0, le=10)
     """How long a request waits for a vector, the search and the guards; then it goes to a worker."""
+    guards: SemanticGuards = "loose"
+    """What guards let pass. `same_text`: other white space alone. `strict`: synonyms and moves that grammar accounts
+    for. `reworded`: statements about software in other words, each accounted for. `loose`: such statements told freely.
+    Each has to prove itself apart."""
     floor: Share = 0.8
     """Cosine below which no question is considered."""
     delta: Rate = 0.02

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.guards.profile import Item, Profile
+from policies.guards.profile import SURELY, Item, Profile
+from policies.guards.strength import LOOSE, REWORDED, STRICT
 
 
 @dataclass(slots=True)
@@ -20,13 +21,15 @@ class Alignment:
 class Pair:
     """Two texts, and what more than one guard asks of them together."""
 
-    __slots__ = ("_alignment", "new", "statement", "stored")
+    __slots__ = ("_alignment", "loose", "new", "statement", "stored")
 
-    def __init__(self, stored: Profile, new: Profile, *, strict: bool = False) -> None:
+    def __init__(self, stored: Profile, new: Profile, rules: int = REWORDED) -> None:
         self.stored = stored
         self.new = new
-        self.statement = not strict and is_statement(stored, new)
+        self.statement = rules < STRICT and is_statement(stored, new, SURELY if rules > LOOSE else 1)
         """Both tell of software: other words and other constructions are allowed for."""
+        self.loose = self.statement and rules == LOOSE
+        """And general words may come and go."""
         self._alignment: Alignment | None = None
 
     @property
@@ -37,12 +40,15 @@ class Pair:
         return self._alignment
 
 
-def is_statement(stored: Profile, new: Profile) -> bool:
-    """Both tell of software rather than ask: more words and more orders are the same there.
+def is_statement(stored: Profile, new: Profile, software: int = SURELY) -> bool:
+    """Both tell of software, so much at least, rather than ask: more words and more orders are the same there.
 
     Not where the words are all the same: then their order is all there is to tell the texts apart.
     """
-    return stored.software and new.software and not stored.question and not new.question and stored.bag != new.bag
+    return (
+        min(stored.software, new.software) >= software
+        and not (stored.question or new.question) and stored.bag != new.bag
+    )  # fmt: skip
 
 
 def align(stored: Profile, new: Profile, *, statement: bool) -> Alignment:

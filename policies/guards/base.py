@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from policies.guards.alignment import Pair
-
-REWORDED: Final = 1
-"""Served by the looser rules for statements about software, told in other words."""
-STRICT: Final = 2
-"""Word for word, but for inflection, single synonyms, framings and moves that grammar accounts for."""
-SAME_TEXT: Final = 3
-"""The same text but for white space and its last full stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +18,7 @@ class Verdict:
     reason: str = ""
     """A fixed word or two, fit for a metric's label: never a word of either text."""
     strength: int = 0
-    """`REWORDED`, `STRICT` or `SAME_TEXT` where none refused; the higher, the less was left to judgement."""
+    """Of `strength.py`, where none refused."""
 
 
 class Guard(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from policies.guards.alignment import Pair
-from policies.guards.base import REWORDED, SAME_TEXT, STRICT, Guard, Verdict
+from policies.guards.base import Guard, Verdict
 from policies.guards.content import ContentGuard
 from policies.guards.contrasts import ContrastGuard
 from policies.guards.language import LanguageGuard, LengthGuard
@@ -17,6 +17,7 @@ from policies.guards.numbers import DateGuard, NumberGuard
 from policies.guards.order import OrderGuard
 from policies.guards.profile import Profile
 from policies.guards.quantities import QuantityGuard
+from policies.guards.strength import LOOSE, REWORDED, SAME_TEXT, STRICT
 
 GUARDS: Final[tuple[Guard, ...]] = (
     LengthGuard(), LanguageGuard(), NumberGuard(), DateGuard(), LiteralGuard(), NegationGuard(), QuantityGuard(),
@@ -27,16 +28,16 @@ GUARDS: Final[tuple[Guard, ...]] = (
 _NO_PROFILE: Final = Verdict(same=False, guard="profile", reason="missing")
 _NO_GUARDS: Final = Verdict(same=False, guard="guards", reason="none")
 _FAILED: Final = "failed"
-_SAME: Final = {strength: Verdict(same=True, strength=strength) for strength in (REWORDED, STRICT, SAME_TEXT)}
+_SAME: Final = {strength: Verdict(same=True, strength=strength) for strength in (LOOSE, REWORDED, STRICT, SAME_TEXT)}
 
 
 def check(
-    stored: Profile | None, new: Profile | None, guards: tuple[Guard, ...] = GUARDS, *, strict: bool = False
+    stored: Profile | None, new: Profile | None, guards: tuple[Guard, ...] = GUARDS, least: int = LOOSE
 ) -> Verdict:
     """Whether no guard objects. What is missing, and a guard that fails, refuses.
 
-    `strict` leaves out the looser rules for statements about software; `Verdict.strength` tells whether they were
-    needed, so that evidence can be gathered for each strength by itself.
+    `least` is the weakest strength asked for; `Verdict.strength` tells which rules it took, so that evidence can be
+    gathered for each strength by itself. A refusal is that of the loosest rules.
     """
     if stored is None or new is None:
         return _NO_PROFILE
@@ -44,13 +45,17 @@ def check(
         return _NO_GUARDS
     if stored.exact == new.exact and stored.exact:
         return _SAME[SAME_TEXT]
-    pair = Pair(stored, new, strict=strict)
-    refusal = _refusal(pair, guards)
-    if refusal is not None:
-        return refusal
-    if pair.statement and _refusal(Pair(stored, new, strict=True), guards) is not None:
-        return _SAME[REWORDED]
-    return _SAME[STRICT]
+    refusal: Verdict | None = None
+    for rules in (STRICT, REWORDED, LOOSE):
+        if rules < least:
+            break
+        pair = Pair(stored, new, rules)
+        if rules < STRICT and not pair.statement:
+            continue
+        refusal = _refusal(pair, guards)
+        if refusal is None:
+            return _SAME[rules]
+    return refusal or _NO_GUARDS
 
 
 def _refusal(pair: Pair, guards: tuple[Guard, ...]) -> Verdict | None:
@@ -64,9 +69,9 @@ def _refusal(pair: Pair, guards: tuple[Guard, ...]) -> Verdict | None:
     return None
 
 
-def objections(stored: Profile, new: Profile, *, strict: bool = False) -> dict[str, str]:
+def objections(stored: Profile, new: Profile, rules: int = LOOSE) -> dict[str, str]:
     """Every guard that refuses, with its reason: for benchmarks, which ask what each one is good for."""
     if stored.exact == new.exact and stored.exact:
         return {}
-    pair = Pair(stored, new, strict=strict)
+    pair = Pair(stored, new, rules)
     return {guard.name: reason for guard in GUARDS if (reason := guard.refuses(pair))}

@@ -7,6 +7,7 @@ from typing import Final
 
 from policies.guards.alignment import Pair
 from policies.guards.closed_words import AGENT, MODALS
+from policies.guards.loose_content import content_reason
 from policies.guards.profile import Profile
 from policies.guards.statement_words import ANYBODY, FULL, KINDS, NAMED_BEFORE, POINTING, may_go
 
@@ -25,6 +26,8 @@ class ContentGuard:
         lone, fresh = pair.alignment.stored_only, pair.alignment.new_only
         if not lone and not fresh:
             return ""
+        if pair.loose:
+            return content_reason(pair)
         if not pair.statement:
             return "word"
         if max(len(lone), len(fresh)) > len(pair.alignment.order) // _SHARE or len(pair.alignment.order) < _MIN_HELD:

@@ -16,6 +16,7 @@ upload push | download pull fetch
 load read import open retrieve | save write export close store dump
 add insert append attach include incorporate | remove delete drop erase detach exclude omit discard subtract skip
 create build construct generate make | destroy delete remove drop
+create build construct generate make | load read open
 enable activate allow permit support facilitate | disable deactivate forbid prohibit prevent block deny reject
 start begin launch initiate open enter | stop end finish terminate close halt exit pause
 increase raise grow expand enlarge extend boost | decrease reduce lower shrink cut lessen minimize diminish

@@ -28,7 +28,7 @@ class ModalityGuard:
         if (stored.answer and new.answer and stored.answer != new.answer) or _denies(stored) != _denies(new):
             return "answer"
         if pair.statement:
-            return self._statement(stored, new)
+            return self._statement(stored, new, loose=pair.loose)
         if stored.question != new.question or stored.opening != new.opening:
             return "question"
         if stored.hard != new.hard and self._modals(stored) != self._modals(new):
@@ -45,10 +45,11 @@ class ModalityGuard:
         return [mark for mark in profile.hard if mark not in QUANTIFIER_MARKS]
 
     @staticmethod
-    def _statement(stored: Profile, new: Profile) -> str:
+    def _statement(stored: Profile, new: Profile, *, loose: bool) -> str:
         before, after = set(stored.hard), set(new.hard)
         for group in (_NECESSARY, _ADVISED):
-            if sum(mark in group for mark in stored.hard) != sum(mark in group for mark in new.hard):
+            counts = [sum(mark in group for mark in profile.hard) for profile in (stored, new)]
+            if counts[0] != counts[1] and not (loose and all(counts)):
                 return "modal"
         lone, fresh = before - after, after - before
         if (lone ^ fresh) - _SOFT - QUANTIFIER_MARKS - NEGATION:

@@ -13,6 +13,8 @@ _PLAIN: Final = words("not no without cannot nor non nothing none neither")
 _MILD: Final = words("avoid avoids avoided avoiding")
 """Words that tell what is not done; a statement may say the same with other words."""
 
+_LOOSE_REACH: Final = 3
+
 
 class NegationGuard:
     """Refuses a negation more, less, of another kind, or of another word."""
@@ -44,9 +46,10 @@ def _same_scope(pair: Pair) -> bool:
     if not new.tail.isdisjoint(NEGATION):
         negated.add(len(new.items))
     to = {place: at for at, place in pair.alignment.order}
+    reach = _LOOSE_REACH if pair.loose else 1
     for place, item in enumerate(stored.items):
         if not item.hard.isdisjoint(NEGATION - _MILD):
             at = to.get(place)
-            if at is not None and negated.isdisjoint(range(at - 1, at + 2)):
+            if at is not None and negated.isdisjoint(range(at - reach, at + reach + 1)):
                 return False
     return True

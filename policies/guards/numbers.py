@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from policies.guards.alignment import Pair
+
+_ONE: Final = "n:1"
 
 
 class NumberGuard:
@@ -15,6 +19,11 @@ class NumberGuard:
         stored, new = pair.stored, pair.new
         if stored.numbers == new.numbers:
             return ""
+        if pair.loose:
+            # "One can", "one or more": a lone "one" counts nothing.
+            before, after = ([key for key in p.numbers if key != _ONE] for p in (stored, new))
+            if before == after:
+                return ""
         return "number"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from policies.guards.alignment import Pair
 from policies.guards.blocks import Block, Comparison
 from policies.guards.closed_words import AGENT
+from policies.guards.loose_order import LooseOrder
 from policies.guards.profile import Item
 from policies.guards.retold import Retold
 from policies.guards.word_lists import words
@@ -28,6 +29,8 @@ class OrderGuard:
         """See `Guard`."""
         if pair.stored.directions != pair.new.directions:
             return "direction"
+        if pair.loose:
+            return LooseOrder(pair).reason()
         return (Retold(pair) if pair.statement else _Strict(pair)).reason()
 
 

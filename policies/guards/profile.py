@@ -53,7 +53,7 @@ _PERHAPS_SOFTWARE: Final = frozenset(
         "select"
     )
 )
-_ENOUGH: Final = 2
+SURELY: Final = 2
 
 
 @dataclass(slots=True)
@@ -93,7 +93,8 @@ class Profile:
     """Its words in alphabetical order."""
     too_long: bool = False
     english: bool = True
-    software: bool = False
+    software: int = 0
+    """0 to 2: how much it tells of software; 1 where a word alone may mean other things."""
     question: bool = False
     answer: str = ""
     """The yes or no that it begins with."""
@@ -172,13 +173,11 @@ def _lexical(word: str) -> tuple[str, str, frozenset[int], frozenset[int | str]]
     return base, ending, GENERAL.get(base, _NOTHING), frozenset({*STATEMENT.get(base, ()), root(base)})
 
 
-def _tells_of_software(tokens: list[Token]) -> bool:
+def _tells_of_software(tokens: list[Token]) -> int:
     stems = {stem(token.text)[0] for token in tokens if token.kind == WORD}
-    return (
-        not stems.isdisjoint(_SOFTWARE)
-        or any(token.kind == LITERAL and len(token.text) > 1 for token in tokens)
-        or len(stems & _PERHAPS_SOFTWARE) >= _ENOUGH
-    )
+    if not stems.isdisjoint(_SOFTWARE) or any(token.kind == LITERAL and len(token.text) > 1 for token in tokens):
+        return SURELY
+    return min(len(stems & _PERHAPS_SOFTWARE), SURELY)
 
 
 class _Reader:

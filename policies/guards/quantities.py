@@ -12,6 +12,9 @@ from policies.guards.word_lists import words
 QUANTIFIER_MARKS: Final = frozenset(QUANTIFIER.values())
 _MILD: Final = words("either both such also")
 """What a statement may add or leave out."""
+_LOOSELY_MILD: Final = _MILD | words(
+    "usually several some many other each too still already very yet again further additional fully"
+)
 _GROUPS: Final = (frozenset({"many", "several"}), frozenset({"all", "each"}))
 """What stands for each other there."""
 
@@ -33,7 +36,8 @@ class QuantityGuard:
         if before == after:
             return ""
         if pair.statement:
-            lone, fresh = set(before - after) - _MILD, set(after - before) - _MILD
+            mild = _LOOSELY_MILD if pair.loose else _MILD
+            lone, fresh = set(before - after) - mild, set(after - before) - mild
             if lone == fresh or any(lone | fresh == group and lone and fresh for group in _GROUPS):
                 return ""
         return "quantity"

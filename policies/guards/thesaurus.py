@@ -504,6 +504,7 @@ parameter argument
 folder directory
 documentation document
 documentation guide
+guide guidance
 guide tutorial
 guide manual
 howto tutorial
@@ -2000,3 +2001,5 @@ GENERAL: Final = _table(_STRICT)
 """Stem → numbers of its rows; two stems with a number in common stand for each other."""
 STATEMENT: Final = _table(_GENERAL + _STATEMENT.lstrip())
 """The same where a text tells of software."""
+STATEMENT_TERMS: Final = frozenset("w:" + term for term in _table(_STATEMENT))
+"""Keys of the words by which texts tell of software."""

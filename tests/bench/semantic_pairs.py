@@ -1,6 +1,6 @@
 """What the guards of the semantic cache let pass: `python -m tests.bench semantic_pairs [--embedding FOLDER]`.
 
-For each set: its pairs that must be refused and how many of them were served, by the strict rules and by all; its pairs
+For each set: its pairs that must be refused and how many of them were served, by the guards of each strength; its pairs
 that mean the same and how many of those were served (recall); the same for MiniLM's cosine alone, and for both
 together. Then every guard: how many wrong pairs it refuses, how many it alone refuses, and how many right ones it alone
 keeps from being served. Then pairs of different rows of a published set, all of them listed that were served: some do
@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policies.guards.base import STRICT
 from policies.guards.check import GUARDS, check, objections
 from policies.guards.profile import Profile, profile
+from policies.guards.strength import LOOSE, NAMES, SAME_TEXT
 from tests.semantic_mutations import mutate
 from tests.semantic_pairs import (
     Pair,
+    blind_pairs,
     checklist_pairs,
     cross_pairs,
     gptcache_pairs,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+SHOWN = [name for name, strength in NAMES.items() if strength < SAME_TEXT]
 Cosine = Callable[[str, str], float]
 """Similarity of two texts by an embedding."""
 SERVED_BY_COSINE = 0.9
@@ -68,9 +70,8 @@ class Tally:
 
     wrong: int = 0
     right: int = 0
-    guards: Served = field(default_factory=Served)
-    strict: Served = field(default_factory=Served)
-    """Without the looser rules for statements about software."""
+    guards: dict[str, Served] = field(default_factory=lambda: {name: Served() for name in SHOWN})
+    """By strength, each with what is stronger."""
     cosine: Served = field(default_factory=Served)
     both: Served = field(default_factory=Served)
     """What guards pass and the embedding holds to be near."""
@@ -84,7 +85,7 @@ class Tally:
     @property
     def recall(self) -> float:
         """Share of the pairs that mean the same which the guards let pass."""
-        return self.guards.right / self.right if self.right else float("nan")
+        return self.guards["loose"].right / self.right if self.right else float("nan")
 
 
 def tally(pairs: Sequence[Pair], cosine: Cosine | None = None) -> Tally:
@@ -95,13 +96,14 @@ def tally(pairs: Sequence[Pair], cosine: Cosine | None = None) -> Tally:
         against = objections(stored, new)
         made.right += pair.same
         made.wrong += not pair.same
-        made.guards.count(pair, served=not against)
-        made.strict.count(pair, served=check(stored, new, strict=True).same)
+        strength = check(stored, new).strength
+        for name, served in made.guards.items():
+            served.count(pair, served=strength >= NAMES[name])
         if cosine is not None:
             near = cosine(pair.stored, pair.new)
             made.cosine.count(pair, served=near >= SERVED_BY_COSINE)
-            made.both.count(pair, served=not against and near >= SERVED_WITH_GUARDS)
-        alone = list(against) if len(against) == 1 else ()
+            made.both.count(pair, served=strength > 0 and near >= SERVED_WITH_GUARDS)
+        alone = list(against) if not strength and len(against) == 1 else ()
         if pair.same:
             made.lost.update(alone)
         else:
@@ -112,15 +114,19 @@ def tally(pairs: Sequence[Pair], cosine: Cosine | None = None) -> Tally:
 
 def show(sets: Mapping[str, Tally], *, cosine: bool) -> None:
     """Prints both tables."""
-    rules = {"strict guards": "strict", "guards": "guards"}
+    rules: dict[str, Callable[[Tally], Served]] = {
+        name: lambda made, name=name: made.guards[name]  # type: ignore[misc]
+        for name in SHOWN
+    }
     if cosine:
-        rules |= {f"cosine>={SERVED_BY_COSINE}": "cosine", f"guards, cosine>={SERVED_WITH_GUARDS}": "both"}
+        rules[f"cosine>={SERVED_BY_COSINE}"] = lambda made: made.cosine
+        rules[f"guards, cosine>={SERVED_WITH_GUARDS}"] = lambda made: made.both
     print(f"{'set':28}{'must refuse':>12}{'same':>7}" + "".join(f"{rule:>22}" for rule in rules))
     print(f"{'':47}" + f"{'wrong':>10}{'recall':>12}" * len(rules))
     for name, made in sets.items():
         cells = ""
         for rule in rules.values():
-            served: Served = getattr(made, rule)
+            served = rule(made)
             cells += f"{served.wrong:10,}" + (f"{served.right / made.right:12.1%}" if made.right else f"{'-':>12}")
         print(f"{name:28}{made.wrong:12,}{made.right:7,}{cells}")
     print(f"\n{'guard':12}{'refuses':>10}{'it alone':>10}{'right ones it alone keeps back':>32}")
@@ -129,7 +135,7 @@ def show(sets: Mapping[str, Tally], *, cosine: bool) -> None:
         print(f"{guard.name:12}{sums[0]:10,}{sums[1]:10,}{sums[2]:32,}")
 
 
-def served_across(texts: Iterable[tuple[str, str]]) -> tuple[int, list[tuple[str, str]]]:
+def served_across(texts: Iterable[tuple[str, str]], least: int = LOOSE) -> tuple[int, list[tuple[str, str]]]:
     """How many pairs there are, and those that are served: the same text but for capitals is not counted."""
     profiles: dict[str, Profile] = {}
     served: list[tuple[str, str]] = []
@@ -141,7 +147,7 @@ def served_across(texts: Iterable[tuple[str, str]]) -> tuple[int, list[tuple[str
         stored, new = profiles[one], profiles[other]
         if stored.folded != new.folded:
             count += 1
-            if check(stored, new).same:
+            if check(stored, new, least=least).same:
                 served.append((one, other))
     return count, served
 
@@ -158,21 +164,20 @@ def show_mutations(texts: Sequence[tuple[str, str]], count: int, seed: int) -> i
     """Texts with one change of meaning, against the text as it was; returns how many were served."""
     chance = random.Random(seed)
     tried: Counter[str] = Counter()
-    served: Counter[str] = Counter()
-    strict = 0
+    served: dict[str, Counter[str]] = {name: Counter() for name in SHOWN}
     while sum(tried.values()) < count:
         stored, source = chance.choice(texts)
         mutation = mutate(source, chance)
         if mutation is not None and mutation.text.lower() != stored.lower():
             verdict = check(profile(stored), profile(mutation.text))
             tried[mutation.kind] += 1
-            served[mutation.kind] += verdict.same
-            strict += verdict.strength >= STRICT
-    print(f"\n{'change of meaning':20}{'pairs':>10}{'served':>8}")
+            for name, counts in served.items():
+                counts[mutation.kind] += verdict.strength >= NAMES[name]
+    print(f"\n{'change of meaning':20}{'pairs':>10}" + "".join(f"{name:>10}" for name in served))
     for kind, number in sorted(tried.items()):
-        print(f"{kind:20}{number:10,}{served[kind]:8,}")
-    print(f"{'(strict rules)':20}{count:10,}{strict:8,}")
-    return sum(served.values())
+        print(f"{kind:20}{number:10,}" + "".join(f"{counts[kind]:10,}" for counts in served.values()))
+    print(f"{'all':20}{count:10,}" + "".join(f"{counts.total():10,}" for counts in served.values()))
+    return served["loose"].total()
 
 
 def show_costs(pairs: Sequence[Pair]) -> None:
@@ -207,7 +212,11 @@ def minilm(folder: Path, pairs: Iterable[Pair]) -> Cosine:
 
 
 def _sets(folder: Path | None) -> dict[str, list[Pair]]:
-    sets = {"our own sentences": own_pairs(), "our own, second set": unseen_pairs()}
+    sets = {
+        "our own sentences": own_pairs(),
+        "our own, second set": unseen_pairs(),
+        "our own, blind": blind_pairs(),
+    }
     if folder is not None:
         gptcache = gptcache_pairs(folder)
         sets |= {
