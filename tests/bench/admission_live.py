@@ -158,6 +158,7 @@ def case_of(trace: str, workload: Workload, load: float, seconds: float) -> Case
     arrivals = workload.arrivals if workload.users is None else _later(workload.arrivals)
     workload = replace(workload, arrivals=arrivals)
     count = max(int(load * _per_second(workload) * seconds), _FEWEST)
+    arrivals = repeated(list(arrivals), count)
     slice_ = replace(workload, arrivals=arrivals[:count])
     return Case(trace, load, slice_, _per_second(slice_) * slice_.arrivals[-1].at / count)
 
