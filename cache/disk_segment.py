@@ -9,7 +9,6 @@ xxh3-128. They are against accidents; frames of a store that is not trusted are 
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -89,11 +88,6 @@ def extent(length: int) -> int:
 def aligned(n_bytes: int) -> int:
     """Rounded up to `ALIGN`."""
     return -(-n_bytes // ALIGN) * ALIGN
-
-
-def tenant_digest(tenant: str) -> bytes:
-    """Under what a tenant is written down: 16 bytes that do not show its name."""
-    return hashlib.blake2b(tenant.encode(), digest_size=16, person=b"disk tenant").digest()
 
 
 def frame_checksum(pieces: Iterable[Buffer]) -> bytes:

@@ -21,7 +21,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ from cache.disk_log import Garbage, Log, Next, Segment
 from cache.disk_room import Room
 from cache.disk_segment import Record
 from cache.eviction_news import Evicted, EvictionNews
-from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
+from cache.store import Buffer, ChunkKey, FrameInfo, OwnFrames, StoreError, StoreStats, tenant_digest
 from policies.eviction import EvictionPolicy, make_eviction
 from policies.types import Tier
 
@@ -75,7 +75,7 @@ class DiskStore:
         stores are smaller, an eighth of the store.
 
         `policy`: LRU unless one is given, which must have been told the same quota; it knows tenants by
-        `disk_segment.tenant_digest` in hex, for their names are not written down. `wall` is the clock of
+        `store.tenant_digest` in hex, for their names are not written down. `wall` is the clock of
         `FrameInfo.expires`.
 
         `evicted` is told of frames that made room, that proved damaged, or whose file was gone; not of those that are
@@ -184,7 +184,7 @@ class DiskStore:
         while.
         """
         length = sum(map(len, pieces))
-        tenant = fmt.tenant_digest(info.tenant)
+        tenant = tenant_digest(info.tenant)
         info = replace(info, tenant=tenant.hex())
         with self._using():
             if info.expires is not None and info.expires <= self._wall():
@@ -215,12 +215,12 @@ class DiskStore:
                 record = self._log.index.get(key)
             return record is not None and self._forget(record, removed=True)
 
-    def of_tenant(self, tenant: str) -> Sequence[ChunkKey]:
+    def of_tenants(self, tenants: Collection[str], seconds: float) -> OwnFrames:  # noqa: ARG002 - it is done at once
         """See `TenantStore`."""
-        digest = fmt.tenant_digest(tenant)
+        digests = set(map(tenant_digest, tenants))
         with self._lock:
             self._check_open()
-            return [key for key, record in self._log.index.items() if record.tenant == digest]
+            return OwnFrames([key for key, record in self._log.index.items() if record.tenant in digests])
 
     def pin(self, key: ChunkKey) -> bool:
         """Never evict it, nor those before it in its chain, until as many `unpin`, `remove`, or `close`. False where
@@ -239,7 +239,7 @@ class DiskStore:
 
     def renew(self, key: ChunkKey, info: FrameInfo) -> None:
         """See `Keeper`. An end that was moved survives `close`; after a crash the one before counts."""
-        info = replace(info, tenant=fmt.tenant_digest(info.tenant).hex())
+        info = replace(info, tenant=tenant_digest(info.tenant).hex())
         with self._lock:
             self._check_open()
             record = self._log.index.get(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, TypeVar
 
@@ -15,6 +15,7 @@ from cache.store import (
     FrameInfo,
     Keeper,
     Lender,
+    OwnFrames,
     StoreError,
     StoreStats,
     TenantStore,
@@ -109,11 +110,11 @@ class GuardedTier:
         """Can it be asked for the frames of one?"""
         return isinstance(self._store, TenantStore)
 
-    def of_tenant(self, tenant: str) -> Sequence[ChunkKey] | None:
+    def of_tenants(self, tenants: Collection[str], seconds: float) -> OwnFrames | None:
         """See `TenantStore`, which the store must be."""
         store = self._store
         assert isinstance(store, TenantStore), "asked before"
-        return self.ask(lambda: store.of_tenant(tenant))
+        return self.ask(lambda: store.of_tenants(tenants, seconds))
 
     @contextmanager
     def frame(self, key: ChunkKey, length: int, scratch: Scratch) -> Iterator[Sequence[Buffer] | None]:

@@ -8,14 +8,16 @@ contiguous run `[layer][K|V][token][head][dim]` as in the pool. Offsets in the h
      12  n_layers u32         16  kv_heads u32     20  head_dim u32        24  block_size u32
      28  zero u32             32  first token u64  40  tokens u64          48  payload's bytes u64
      56  fingerprint [32]     88  key [32]        120  parent's key [32], zeros: none
-    152  scope [16]          168  nonce [12]      180  zeros [60]         240  checksum or tag [16]
+    152  scope [16]          168  nonce [12]      180  tenant [16]        196  zeros [44]
+    240  checksum or tag [16]
 
 The payload comes as a list of buffers, the pool's blocks for instance, and is never joined. A frame is sealed in one
 of two ways. In a store that is trusted with the bytes: xxh3-128 over the header before it and the payload, against
 accidents. In one that is not: AES-256-GCM, the header before the tag as associated data.
 
-A reader knows every field but nonce and tag, and refuses a frame in which any other one differs, by name. The salt
-itself is in no frame: `scope` is a MAC of the key under it.
+A reader knows every field but nonce, tenant and tag, and refuses a frame in which any other one differs, by name. The
+salt itself is in no frame: `scope` is a MAC of the key under it. `tenant`, a digest, is for whoever looks for all
+frames of one in a store that does not know them, and tells nobody else more than which belong together.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 HEADER_BYTES: Final = 256
+TENANT: Final = slice(180, 196)
+"""Where a frame tells whose it is: `store.tenant_digest` of its `FrameInfo.tenant`."""
 NONCE_BYTES: Final = 12
 MASTER_BYTES: Final = 32
 """Bytes of the key from which all others are derived."""
@@ -51,7 +55,7 @@ _VERSION: Final = 1
 _SEALED: Final = HEADER_BYTES - 16
 """Bytes of the header that its seal covers: all before it."""
 
-_HEADER: Final = Struct("<4sHHBBBBIIIIIQQQ32s32s32s16s12s60s")
+_HEADER: Final = Struct("<4sHHBBBBIIIIIQQQ32s32s32s16s12s16s44s")
 _CODECS: Final = {Codec.RAW: 0, Codec.INT8: 1}
 _DTYPES: Final = {Dtype.BF16: 1, Dtype.FP16: 2, Dtype.FP32: 3, Dtype.FP8_E4M3: 4, Dtype.FP8_E5M2: 5}
 _NO_NONCE: Final = bytes(NONCE_BYTES)
@@ -122,11 +126,15 @@ class FrameSpec:
     n_tokens: int
     salt: bytes = field(default=b"", repr=False)
     """The tenant's."""
+    tenant: bytes = bytes(16)
+    """Whom the frame is written for, as `store.tenant_digest` calls it; for readers it is nothing."""
 
     def __post_init__(self) -> None:
         digests = (self.key, self.fingerprint, *(() if self.parent is None else (self.parent,)))
         if any(len(digest) != DIGEST_BYTES for digest in digests) or self.parent == _NO_PARENT:
             raise ValueError(f"keys and fingerprints are {DIGEST_BYTES} bytes, a parent's not all zero")
+        if len(self.tenant) != TENANT.stop - TENANT.start:
+            raise ValueError(f"a tenant's digest is 16 bytes, not {len(self.tenant)}")
         size = self.geometry.block_size
         if self.first_token < 0 or self.n_tokens <= 0 or self.first_token % size or self.n_tokens % size:
             raise ValueError(f"a chunk is whole blocks of {size} tokens: {self.first_token} + {self.n_tokens}")
@@ -298,6 +306,7 @@ class _Fields(NamedTuple):
     parent: bytes
     scope: bytes
     nonce: bytes
+    tenant: bytes
     zeros: bytes
 
 
@@ -325,7 +334,8 @@ def _fields(spec: FrameSpec, seal: Seal, nonce: bytes) -> _Fields:
         _NO_PARENT if spec.parent is None else spec.parent,
         _scope(spec.salt, spec.key),
         nonce,
-        bytes(60),
+        spec.tenant,
+        bytes(44),
     )
 
 
@@ -334,11 +344,11 @@ def _scope(salt: bytes, key: bytes) -> bytes:
 
 
 def _expect(header: Buffer, expected: FrameSpec, seal: Seal) -> _Fields:
-    """The header's fields, all but nonce and tag as `expected`; raises FrameError for the first that is not."""
+    """The header's fields, all but nonce, tenant and tag as `expected`; raises FrameError for the first that is not."""
     if len(header) != HEADER_BYTES:
         raise FrameError(FrameFault.HEADER)
     found = _Fields._make(_HEADER.unpack_from(header))
-    wanted = _fields(expected, seal, found.nonce if seal is Seal.AEAD else _NO_NONCE)
+    wanted = _fields(expected, seal, found.nonce if seal is Seal.AEAD else _NO_NONCE)._replace(tenant=found.tenant)
     # The key that is in the header: where only that differs, it is the key and not the salt that is wrong.
     salted = hmac.compare_digest(found.scope, _scope(expected.salt, found.key))
     for fault, same in (

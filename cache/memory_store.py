@@ -8,7 +8,7 @@ used again only after the last copy has ended.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from threading import Condition
@@ -22,7 +22,7 @@ from cache.extents import Extent, Extents
 from cache.frame_expiry import FrameExpiry
 from cache.frame_pins import FramePins
 from cache.pinned_heads import PinnedHeads
-from cache.store import Buffer, ChunkKey, FrameInfo, StoreError, StoreStats
+from cache.store import Buffer, ChunkKey, FrameInfo, OwnFrames, StoreError, StoreStats
 from policies.eviction import EvictionPolicy, make_eviction
 from policies.types import Tier
 
@@ -204,10 +204,10 @@ class MemoryStore:
             self._drop(key, frame)
             return True
 
-    def of_tenant(self, tenant: str) -> Sequence[ChunkKey]:
+    def of_tenants(self, tenants: Collection[str], seconds: float) -> OwnFrames:  # noqa: ARG002 - it is done at once
         """See `TenantStore`; those that are being written, too."""
         with self._open():
-            return [key for key, frame in self._frames.items() if frame.tenant == tenant]
+            return OwnFrames([key for key, frame in self._frames.items() if frame.tenant in tenants])
 
     def pin(self, key: ChunkKey) -> bool:
         """Never evict it, nor those before it in its chain, until as many `unpin`, or `remove`. False where it is not

@@ -46,7 +46,8 @@ class RedisSettings:
 
     and besides: `+select` for a `db` other than 0; `+asking +cluster|slots` in a cluster; `+get` in place of
     `+getex +pexpire` without a `ttl` or without `renew`; `+info +dbsize` if sizes shall be shown, which nothing else
-    depends on; `+getrange +scan` where entries are found without their keys, `+append` where epochs are shared.
+    depends on; `+getrange +scan` where entries are found without their keys, or a tenant's frames forgotten;
+    `+append` where epochs are shared.
     """
 
     url: str = field(default="redis://127.0.0.1:6379", repr=False)

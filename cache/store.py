@@ -10,10 +10,11 @@ store's own deadlines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NewType, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, NewType, Protocol, TypeAlias, runtime_checkable
 
 from policies.kv_policy import NO_KV_POLICY, KvPolicy
 from policies.types import Tier
@@ -23,6 +24,11 @@ ChunkKey = NewType("ChunkKey", bytes)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Something contiguous that holds bytes; a memoryview has format B. Those that are read into are writable."""
+
+
+def tenant_digest(tenant: str) -> bytes:
+    """Under what a tenant is written down beside frames: 16 bytes that do not show its name."""
+    return hashlib.blake2b(tenant.encode(), digest_size=16, person=b"disk tenant").digest()
 
 
 class StoreError(Exception):
@@ -135,12 +141,22 @@ class Keeper(Protocol):
         ...
 
 
+class OwnFrames(NamedTuple):
+    """Those of some tenants."""
+
+    keys: Sequence[ChunkKey]
+    complete: bool = True
+    """All are among them; if not, there was no time for more."""
+
+
 @runtime_checkable
 class TenantStore(Protocol):
     """A store that knows whose its frames are."""
 
-    def of_tenant(self, tenant: str) -> Sequence[ChunkKey]:
-        """Keys of the frames that are here and were written with this `FrameInfo.tenant`. Raises StoreError."""
+    def of_tenants(self, tenants: Collection[str], seconds: float) -> OwnFrames:
+        """The frames that are here and were written with one of these as `FrameInfo.tenant`, looked for so long. Raises
+        StoreError.
+        """
         ...
 
 

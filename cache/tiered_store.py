@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Final, NamedTuple
@@ -30,7 +30,7 @@ from policies.write_behind import WriteRules
 
 
 class Forgot(NamedTuple):
-    """What was removed of one tenant."""
+    """What was removed of some tenants."""
 
     found: Mapping[Tier, int]
     """Frames by tier, one may be in several; with `complete`, all of them are gone."""
@@ -181,9 +181,10 @@ class TieredStore:
         self._check_open()
         return sum(tier.expire(most) or 0 for tier in self._tiers)
 
-    def forget_tenant(self, tenant: str, *, dry_run: bool = False, seconds: float = inf) -> Forgot:
-        """Remove what was written with this `FrameInfo.tenant`, or count it, for so long. Of stores that cannot tell
-        whose a frame is, what no other store has stays: see `Forgot.left`. Raises StoreError where this one is closed.
+    def forget_tenants(self, tenants: Collection[str], *, dry_run: bool = False, seconds: float = inf) -> Forgot:
+        """Remove what was written with one of these as `FrameInfo.tenant`, or count it, for so long. Of stores that
+        cannot tell whose a frame is, what no other store has stays: see `Forgot.left`. Raises StoreError where this one
+        is closed.
         """
         self._check_open()
         deadline = time.monotonic() + seconds
@@ -193,10 +194,10 @@ class TieredStore:
         complete = True
         for tier in self._tiers:
             if tier.knows_tenants:
-                here = tier.of_tenant(tenant)
-                complete = complete and here is not None
-                found[tier.tier] = len(here or ())
-                keys.update(dict.fromkeys(here or ()))
+                here = tier.of_tenants(tenants, max(0.0, deadline - time.monotonic()))
+                complete = complete and here is not None and here.complete
+                found[tier.tier] = len(here.keys) if here else 0
+                keys.update(dict.fromkeys(here.keys if here else ()))
         for key in () if dry_run else keys:
             if time.monotonic() > deadline:
                 return Forgot(found, left, complete=False)

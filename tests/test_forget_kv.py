@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from backends.worker.model.sampler import Sampler
 from backends.worker.worker import Worker
 from cache.disk_store import DiskStore
 from cache.memory_store import MemoryStore
-from cache.store import BlockStore, ChunkKey, FrameInfo, StoreError
+from cache.redis_frames import RedisFrames
+from cache.redis_settings import RedisSettings
+from cache.store import BlockStore, ChunkKey, FrameInfo, OwnFrames, StoreError, TenantStore
 from cache.tenant_salt import tenant_salt
 from cache.tiered_store import TieredStore
 from gateway.app import running
@@ -29,6 +31,7 @@ from policies.write_behind import WriteRules
 from tests import worker_model_fixtures as models
 from tests.forget_fixtures import TOKEN
 from tests.gateway_fixtures import eventually
+from tests.redis_fixtures import redis_server
 from tests.store_contract import chunk_key, frame_of, read
 from tests.tenant_fixtures import KEYS, SALT_KEY, tenants
 from tests.test_worker_tiers import ask, directory, engine, flush, run
@@ -49,6 +52,12 @@ def fill(store: MemoryStore | DiskStore | TieredStore, tenant: str, count: int) 
     return keys
 
 
+def owned(store: TenantStore, tenant: str) -> list[ChunkKey]:
+    frames = store.of_tenants([tenant], 10.0)
+    assert frames.complete
+    return list(frames.keys)
+
+
 # --- stores ---------------------------------------------------------------------------------------------------------
 
 
@@ -57,16 +66,16 @@ def test_stores_tell_whose_frames_are(tmp_path: Path) -> None:
     acme: list[ChunkKey] = []
     for store in (host, disk):
         acme, beta = fill(store, "acme", 5), fill(store, "beta", 3)
-        assert sorted(store.of_tenant("acme")) == sorted(acme)
-        assert sorted(store.of_tenant("beta")) == sorted(beta)
-        assert store.of_tenant("") == []
+        assert sorted(owned(store, "acme")) == sorted(acme)
+        assert sorted(owned(store, "beta")) == sorted(beta)
+        assert owned(store, "") == []
         store.remove(acme[0])
-        assert sorted(store.of_tenant("acme")) == sorted(acme[1:])
+        assert sorted(owned(store, "acme")) == sorted(acme[1:])
         store.close()
         with pytest.raises(StoreError):
-            store.of_tenant("acme")
+            owned(store, "acme")
     again = DiskStore(tmp_path / "kv", capacity=4 << 20)
-    assert sorted(again.of_tenant("acme")) == sorted(acme[1:])
+    assert sorted(owned(again, "acme")) == sorted(acme[1:])
     again.close()
 
 
@@ -80,24 +89,24 @@ def test_all_tiers_forget_a_tenant(tmp_path: Path) -> None:
     store = tiered(tmp_path, far)
     acme, beta = fill(store, "acme", 6), fill(store, "beta", 4)
     assert store.flush(10)
-    counted = store.forget_tenant("acme", dry_run=True)
+    counted = store.forget_tenants(["acme"], dry_run=True)
     assert counted == ({Tier.HOST: 6, Tier.DISK: 6}, (Tier.REDIS,), True)
     assert read(store, acme[0], 5_000) is not None
-    assert store.forget_tenant("acme") == counted
+    assert store.forget_tenants(["acme"]) == counted
     assert [read(store, key, 5_000) for key in acme] == [None] * 6
     assert far.store.contains([acme[0]]) == 0, "what another tier knows by name goes there too"
     assert None not in [read(store, key, 5_000) for key in beta]
-    assert store.forget_tenant("acme").found == {Tier.HOST: 0, Tier.DISK: 0}
-    assert store.forget_tenant("beta", seconds=-1).complete is False
+    assert store.forget_tenants(["acme"]).found == {Tier.HOST: 0, Tier.DISK: 0}
+    assert store.forget_tenants(["beta"], seconds=-1).complete is False
     store.close()
     with pytest.raises(StoreError):
-        store.forget_tenant("acme")
+        store.forget_tenants(["acme"])
 
 
 def test_what_waits_to_be_written_behind_is_not_written(tmp_path: Path) -> None:
     store = TieredStore([MemoryStore(4 << 20), DiskStore(tmp_path / "kv", capacity=4 << 20)], rules=WriteRules(uses=9))
     acme = fill(store, "acme", 3)
-    assert store.forget_tenant("acme").found == {Tier.HOST: 3, Tier.DISK: 0}
+    assert store.forget_tenants(["acme"]).found == {Tier.HOST: 3, Tier.DISK: 0}
     assert store.flush(10)
     assert store.contains(acme) == 0
     assert store.stats_of(Tier.DISK).entries == 0
@@ -107,15 +116,15 @@ def test_what_waits_to_be_written_behind_is_not_written(tmp_path: Path) -> None:
 class Failing(MemoryStore):
     """Cannot be asked."""
 
-    def of_tenant(self, tenant: str) -> list[ChunkKey]:
-        raise StoreError(f"{tenant} cannot be looked for")
+    def of_tenants(self, tenants: Collection[str], seconds: float) -> OwnFrames:
+        raise StoreError(f"{tenants} cannot be looked for in {seconds} s")
 
 
 def test_a_tier_that_fails_is_told(tmp_path: Path) -> None:
     store = TieredStore([Failing(1 << 20), DiskStore(tmp_path / "kv", capacity=4 << 20)], rules=WriteRules(uses=1))
     fill(store, "acme", 2)
     assert store.flush(10)
-    assert store.forget_tenant("acme") == ({Tier.HOST: 0, Tier.DISK: 2}, (), False)
+    assert store.forget_tenants(["acme"]) == ({Tier.HOST: 0, Tier.DISK: 2}, (), False)
     store.close()
 
 
@@ -138,7 +147,7 @@ def test_a_sequence_under_way_keeps_nothing_under_a_forgotten_salt(directory: Pa
     prompt = list(range(5, 65))
     run(it, [ask(0, prompt, salt="acme"), ask(1, prompt, salt="beta")])
     flush(it)
-    n_kept = len(store.of_tenant(tenant_of("beta")))
+    n_kept = len(owned(store, tenant_of("beta")))
     assert n_kept > 0
     assert forget(it, "acme", "none", dry_run=True) == KvForgotten(id="f", found={"host": n_kept})
     for number, salt in ((2, "acme"), (3, "late"), (4, "beta")):
@@ -146,9 +155,23 @@ def test_a_sequence_under_way_keeps_nothing_under_a_forgotten_salt(directory: Pa
     assert forget(it, "acme", "late").found == {"host": n_kept}
     run(it, [])  # to their ends
     flush(it)
-    assert store.of_tenant(tenant_of("acme")) == store.of_tenant(tenant_of("late")) == []
-    assert len(store.of_tenant(tenant_of("beta"))) >= n_kept
+    assert owned(store, tenant_of("acme")) == owned(store, tenant_of("late")) == []
+    assert len(owned(store, tenant_of("beta"))) >= n_kept
     it.close()
+
+
+def test_what_only_redis_has_of_a_salt_is_forgotten(directory: Path) -> None:
+    with redis_server() as server:
+        it = engine(directory, RedisFrames(RedisSettings(url=server.url, timeout=10.0)))
+        prompt = list(range(5, 65))
+        run(it, [ask(0, prompt, salt="acme"), ask(1, prompt, salt="beta")])
+        flush(it)
+        n_all = server.do("DBSIZE")
+        assert n_all > 0
+        assert forget(it, "acme", "none", dry_run=True) == KvForgotten(id="f", found={"redis": n_all // 2})
+        assert forget(it, "acme").found == {"redis": n_all // 2}
+        assert server.do("DBSIZE") == n_all // 2
+        it.close()
 
 
 def test_an_engine_without_stores_has_nothing_to_forget(directory: Path) -> None:

@@ -235,11 +235,12 @@ def test_a_changed_byte_of_the_header_is_refused_by_name(mode: Mode, at: int) ->
     names = {
         (0, 4): "header", (4, 8): "version", (8, 9): "seal", (9, 10): "codec", (10, 11): "dtype", (11, 12): "header",
         (12, 28): "geometry", (28, 32): "header", (32, 48): "range", (48, 56): "length", (56, 88): "fingerprint",
-        (88, 120): "salt", (120, 152): "parent", (152, 168): "salt", (168, 180): "header", (180, 240): "header",
+        (88, 120): "salt", (120, 152): "parent", (152, 168): "salt", (168, 180): "header", (180, 196): "checksum",
+        (196, 240): "header",
         (240, 256): "checksum",
     }  # fmt: skip
     wanted = next(name for (start, end), name in names.items() if start <= at < end)
-    if mode is ENCRYPTED and (168 <= at < 180 or at >= 240):
+    if mode is ENCRYPTED and (168 <= at < 196 or at >= 240):
         wanted = "tag"
     frame = bytearray(mode.write(SPEC, [PAYLOAD]))
     frame[at] ^= 0xFF

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import inf
 from queue import Empty, SimpleQueue
-from time import monotonic
 from typing import Final
 
 from backends.worker.engine.block_manager import BlockManager
@@ -328,22 +327,16 @@ class KvTiers:
 
     def _forget(self, asked: ForgetKv) -> None:
         names = [*map(tenant_of, asked.salts), *map(owner_tenant, asked.owners)]
-        found: Counter[str] = Counter()
-        left: tuple[str, ...] = ()
-        whole: list[bool] = []
-        deadline = monotonic() + asked.within
+        told = KvForgotten(id=asked.id, found={}, complete=False)
         try:
-            for name in names:
-                seconds = max(0.0, deadline - monotonic())
-                one = self._store.forget_tenant(name, dry_run=asked.dry_run, seconds=seconds)
-                found.update({tier.value: n for tier, n in one.found.items()})
-                left = tuple(tier.value for tier in one.left)
-                whole.append(one.complete)
+            done = self._store.forget_tenants(names, dry_run=asked.dry_run, seconds=asked.within)
+            found = {tier.value: n for tier, n in done.found.items()}
+            left = tuple(tier.value for tier in done.left)
+            told = KvForgotten(id=asked.id, found=found, left=left, complete=done.complete)
         except StoreError:
             pass  # closed
         finally:
-            complete = len(whole) == len(names) and all(whole)
-            self._told_forgotten.put(KvForgotten(id=asked.id, found=dict(found), left=left, complete=complete))
+            self._told_forgotten.put(told)
 
     def _write(self, kept: _Kept) -> None:
         self._transfer.write(kept.sequence, kept.held)

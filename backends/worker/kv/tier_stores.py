@@ -29,8 +29,8 @@ from cache.disk_store import DiskStore
 from cache.kv_codec import SealUnavailableError
 from cache.kv_keys import Codec, Dtype, Geometry
 from cache.memory_store import MemoryStore
+from cache.redis_frames import RedisFrames
 from cache.redis_settings import RedisSettings
-from cache.redis_store import RedisStore
 from cache.store import BlockStore, ChunkKey, StoreError
 from cache.tiered_store import TieredStore
 from policies.eviction import make_eviction
@@ -145,7 +145,7 @@ def _open_stores(options: EngineOptions, losses: _Losses) -> list[BlockStore]:
             )
     if options.kv_redis:
         with _of_option("kv_redis"):
-            stores.append(RedisStore(_redis(options), evicted=losses.of(Tier.REDIS)))
+            stores.append(RedisFrames(_redis(options), evicted=losses.of(Tier.REDIS)))
     return stores
 
 

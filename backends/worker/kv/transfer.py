@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -20,7 +20,7 @@ from backends.worker.kv.pool_memory import BlockMemory
 from backends.worker.kv.residency import Residency
 from backends.worker.kv.restore_choice import RestorePrice
 from cache.kv_codec import FrameError, FrameSpec
-from cache.store import FrameInfo
+from cache.store import FrameInfo, tenant_digest
 from cache.tiered_store import TieredStore
 from policies.kv_policy import NO_KV_POLICY, KvPolicy
 from policies.types import Tier
@@ -143,8 +143,9 @@ class Transfer:
     def _write_chunk(self, spec: FrameSpec, blocks: Items[int], info: FrameInfo) -> None:
         if self._store.note(spec.key, spec.frame_bytes, info):
             return
+        named = replace(spec, tenant=tenant_digest(info.tenant))
         try:
-            with self._memory.read(blocks) as pieces, self._framing.encode(spec, pieces) as frame:
+            with self._memory.read(blocks) as pieces, self._framing.encode(named, pieces) as frame:
                 if self._store.write(spec.key, frame, info):
                     self._count("kept_tokens", spec.n_tokens)
         except FrameError as error:
