@@ -27,14 +27,6 @@ def needs_restart(before: Config, after: Config) -> list[str]:
     return sorted(changed)
 
 
-def same_queue(before: Config, after: Config) -> bool:
-    """Can the admission queue go on as it is, with other settings?"""
-    batch, was = after.admission.batch, before.admission.batch
-    return after.admission.policy == before.admission.policy and (
-        (batch.yield_from, batch.yield_all) == (was.yield_from, was.yield_all)
-    )
-
-
 def same_collector(before: Config, after: Config) -> bool:
     """Do spans go where they went?"""
     return before.telemetry.model_copy(update={"sample": after.telemetry.sample}) == after.telemetry
