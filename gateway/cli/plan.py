@@ -15,19 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from backends.simulated.engine import EngineConfig
 from backends.simulated.kv_tiers import TierConfig
 from backends.simulated.timing import LinearPrefill, PublishedTiming
+from gateway.cli import trace_options
 from gateway.cli.options import option, told
 from gateway.cli.output import stop, write
-from gateway.cli.trace_options import (
-    ArrivalsFile,
-    BlockTokens,
-    Limit,
-    MaxOutput,
-    MaxPause,
-    SessionGap,
-    ThinkTime,
-    read_arrivals,
-    time_option,
-)
+from gateway.cli.trace_options import time_option
 from gateway.replay.arrival import Arrival, TraceError
 from gateway.replay.capacity import Scenario, Verdict, coarse, fewest, fitting, judge
 from gateway.replay.capacity_report import Answer, Findings, plan_html, plan_json, render
@@ -88,13 +79,13 @@ def plan(
         ),
     ] = None,
     target: Annotated[float, _promise("Share of each class's requests that must be within.", min=0.01, max=1.0)] = 0.95,
-    limit: Limit = None,
-    max_output: MaxOutput = None,
-    block_tokens: BlockTokens = 512,
-    session_gap: SessionGap = "10s",  # type: ignore[assignment]  # is parsed
-    max_pause: MaxPause = None,
-    think_time: ThinkTime = None,
-    arrivals_file: ArrivalsFile = None,
+    limit: trace_options.Limit = None,
+    max_output: trace_options.MaxOutput = None,
+    block_tokens: trace_options.BlockTokens = 512,
+    session_gap: trace_options.SessionGap = "10s",  # type: ignore[assignment]  # is parsed
+    max_pause: trace_options.MaxPause = None,
+    think_time: trace_options.ThinkTime = None,
+    arrivals_file: trace_options.ArrivalsFile = None,
     speed: Annotated[float | None, _load("So many times faster than recorded.", min=1e-6)] = None,
     rate: Annotated[float | None, _load("So many requests per second on average.", min=1e-6, metavar="N")] = None,
     classes: Annotated[str | None, _load("Share of requests: interactive=0.6,batch=0.4.", metavar="SHARES")] = None,
@@ -137,7 +128,7 @@ def plan(
         least, most = parse_workers(workers)
         of_class = parse_classes(classes) if classes else {}
         of_tenant = parse_tenants(tenants) if tenants else {}
-        arrivals = read_arrivals(
+        arrivals = trace_options.read_arrivals(
             trace,
             limit,
             arrivals_file,

@@ -12,19 +12,10 @@ import typer
 import uvloop
 from rich.console import Console
 
+from gateway.cli import trace_options
 from gateway.cli.options import option, told
 from gateway.cli.output import stop, write
-from gateway.cli.trace_options import (
-    ArrivalsFile,
-    BlockTokens,
-    Limit,
-    MaxOutput,
-    MaxPause,
-    SessionGap,
-    ThinkTime,
-    read_arrivals,
-    time_option,
-)
+from gateway.cli.trace_options import time_option
 from gateway.replay.arrival import TraceError
 from gateway.replay.client import ReplayError, Target
 from gateway.replay.compare import ComparisonError, compare_files, comparison_json, render_comparison
@@ -66,13 +57,13 @@ def replay(
     ] = None,
     timeout: Annotated[float, time_option("Target", "Deadline of each request.")] = "10min",  # type: ignore[assignment]  # is parsed
     ignore_eos: Annotated[bool, _target("Ask for exact output lengths; strict endpoints may refuse the field.")] = True,
-    limit: Limit = None,
-    max_output: MaxOutput = None,
-    block_tokens: BlockTokens = 512,
-    session_gap: SessionGap = "10s",  # type: ignore[assignment]  # is parsed
-    max_pause: MaxPause = None,
-    think_time: ThinkTime = None,
-    arrivals_file: ArrivalsFile = None,
+    limit: trace_options.Limit = None,
+    max_output: trace_options.MaxOutput = None,
+    block_tokens: trace_options.BlockTokens = 512,
+    session_gap: trace_options.SessionGap = "10s",  # type: ignore[assignment]  # is parsed
+    max_pause: trace_options.MaxPause = None,
+    think_time: trace_options.ThinkTime = None,
+    arrivals_file: trace_options.ArrivalsFile = None,
     speed: Annotated[float, _load("Replay so many times faster than recorded.", min=1e-6)] = 1.0,
     concurrency: Annotated[
         int | None,
@@ -139,7 +130,7 @@ def replay(
     if json_file == html_file == "-":
         _stop("only one of --json and --html can be written to stdout")
     try:
-        arrivals = read_arrivals(
+        arrivals = trace_options.read_arrivals(
             trace,
             limit,
             arrivals_file,
