@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from backends.address import place
 from backends.worker_status import Standing
 from policies.breaker import NO_LIMITS, BreakerLimits, admits
 from policies.latency_model import Prediction
@@ -94,8 +95,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         """Render once what every request to it needs."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        self.authority = f"{host}:{self.port}".encode()
+        self.authority = place(self.host, self.port).encode()
         self.weigh(self.weight)
         self.learn_tiers(self.tiers)
 

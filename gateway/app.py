@@ -13,6 +13,7 @@ from pathlib import Path
 
 import uvloop
 
+from backends.address import place
 from gateway.config import Config
 from gateway.logs import set_up_logging
 from gateway.program import Program
@@ -48,7 +49,8 @@ async def _serve_until_signalled(config: Config, file: Path | None) -> None:
         if program.reloader is not None:
             loop.add_signal_handler(signal.SIGHUP, program.reloader.at_once)
         settle_down()
-        log.info("listening on %s", _url("http" if config.listen.tls is None else "https", config.listen.host, port))
+        scheme = "http" if config.listen.tls is None else "https"
+        log.info("listening on %s://%s", scheme, place(config.listen.host, port))
         await stop.wait()
         log.info("stopping; requests in flight have %g s to finish", config.limits.drain_timeout)
 
@@ -81,7 +83,3 @@ async def serving(config: Config) -> AsyncIterator[int]:
     """A running gateway; yields its port. Leaving drains it."""
     async with running(config) as (_, port):
         yield port
-
-
-def _url(scheme: str, host: str, port: int) -> str:
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

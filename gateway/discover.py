@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from backends.address import bracketed
 from backends.discovery.base import Found
 from backends.discovery.dns import DnsDiscovery
 from backends.fleet import Fleet
@@ -34,7 +35,7 @@ async def follow_discovery(settings: DnsSettings, fleet: Fleet, *, grace: float)
 
 
 def _spec(settings: DnsSettings, found: Found, source: str) -> WorkerSpec:
-    host = f"[{found.host}]" if ":" in found.host else found.host
+    host = bracketed(found.host)
     events = settings.kv_events
     feed = None
     if events is not None:

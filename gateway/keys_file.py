@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +13,7 @@ import orjson
 
 from gateway.api_keys import KeyDigest, read_digest, written
 from gateway.config import ConfigError, Problem
-from gateway.private_file import locked, replace_file
+from gateway.private_file import locked, read_file, replace_file
 
 _MOST_BYTES: Final = 64 << 20
 _SETTING: Final = "tenants.keys_file"
@@ -41,16 +39,9 @@ def read_keys(file: Path) -> Sequence[KeyEntry]:
     Raises:
         ConfigError: It cannot be read, is no such file, names one key twice, or others may write it.
     """
-    try:
-        with file.open("rb") as source:
-            mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode)
-            data = source.read(_MOST_BYTES + 1)
-    except FileNotFoundError:
+    data = read_file(file, _MOST_BYTES, _SETTING)
+    if data is None:
         return ()
-    except OSError as error:
-        raise _error(file, f"cannot be read: {error.strerror}") from None
-    if mode & 0o022:
-        raise _error(file, f"others may write it (mode {mode:04o}); it should be 0600")
     if len(data) > _MOST_BYTES:
         raise _error(file, f"is longer than {_MOST_BYTES} bytes")
     try:

@@ -6,8 +6,6 @@ folder: each takes up what the others have counted.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
@@ -15,7 +13,7 @@ from typing import Annotated, Final
 import msgspec
 
 from gateway.config import ConfigError, Problem
-from gateway.private_file import locked, replace_file
+from gateway.private_file import locked, read_file, replace_file
 
 NAME: Final = "kv-epochs"
 MOST_TOLD: Final = 1 << 31
@@ -52,16 +50,9 @@ def read_epochs(folder: Path) -> KvEpochs:
             could be found again.
     """
     file = folder / NAME
-    try:
-        with file.open("rb") as source:
-            mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode)
-            data = source.read(_MOST_BYTES + 1)
-    except FileNotFoundError:
+    data = read_file(file, _MOST_BYTES, _SETTING)
+    if data is None:
         return KvEpochs()
-    except OSError as error:
-        raise _error(file, f"cannot be read: {error.strerror}") from None
-    if mode & 0o022:
-        raise _error(file, f"others may write it (mode {mode:04o}); it should be 0600")
     try:
         found = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Files that only their owner may read, written so that nobody ever finds half of one."""
+"""Files for their owner alone: none is read that others may write, and nobody ever finds half of one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from gateway.config import ConfigError, Problem
 
 
 @contextlib.contextmanager
@@ -19,6 +22,26 @@ def locked(lock: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def read_file(file: Path, most: int, setting: str) -> bytes | None:
+    """Its first `most` + 1 bytes; None where there is no file.
+
+    Raises:
+        ConfigError: It cannot be read, or others may write it: a problem of the `setting` that says where it is.
+    """
+    try:
+        with file.open("rb") as source:
+            mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode)
+            data = source.read(most + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(str(file), [Problem(setting, f"cannot be read: {error.strerror}")]) from None
+    if mode & 0o022:
+        text = f"others may write it (mode {mode:04o}); it should be 0600"
+        raise ConfigError(str(file), [Problem(setting, text)])
+    return data
 
 
 def replace_file(file: Path, data: bytes) -> None:

@@ -42,7 +42,7 @@ class Reloader:
 
     def start(self) -> None:
         """Watch from now on."""
-        self._program.background(self._watch(), "configuration file")
+        self._program.background.start(self._watch(), "configuration file")
 
     def at_once(self) -> None:
         """Take the file up now, changed or not."""

@@ -36,15 +36,9 @@ class Counted:
     async def __call__(self, turn: Turn) -> None:
         self.calls += 1
         text = f"Answer {self.calls}." + "x" * self.padding
-        if self.hold:
-            gone = asyncio.create_task(turn.until_closed())
-            may = asyncio.create_task(self.may.acquire())
-            await asyncio.wait([gone, may], return_when=asyncio.FIRST_COMPLETED)
-            for task in (gone, may):
-                task.cancel()
-            if not may.done():
-                self.given_up += 1
-                return
+        if self.hold and not await turn.allowed(self.may):
+            self.given_up += 1
+            return
         asked = json.loads(turn.body)
         if self.status != 200:
             body = b'{"error": {"message": "no", "type": "x", "code": "y"}}'

@@ -118,6 +118,15 @@ class Turn:
             while await self.reader.read(65_536):
                 pass
 
+    async def allowed(self, may: asyncio.Semaphore) -> bool:
+        """Wait until it may be answered; False where the gateway closes this connection first."""
+        gone = asyncio.create_task(self.until_closed())
+        allowed = asyncio.create_task(may.acquire())
+        await asyncio.wait([gone, allowed], return_when=asyncio.FIRST_COMPLETED)
+        for task in (gone, allowed):
+            task.cancel()
+        return allowed.done()
+
     def reset(self) -> None:
         """Close with a reset."""
         self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

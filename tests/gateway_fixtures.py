@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet
@@ -37,6 +38,21 @@ def config_for(urls: Sequence[str], extra: str = "", *, workers_extra: Sequence[
     return parse_config("\n".join(lines) + "\n" + extra)
 
 
+class TellsEvents(Protocol):
+    """A worker of ours."""
+
+    @property
+    def kv_endpoint(self) -> str | None: ...
+
+    @property
+    def replay_endpoint(self) -> str | None: ...
+
+
+def feed_of(worker: TellsEvents) -> str:
+    """Its KV events, for its line in a configuration."""
+    return f", kv_events: {{endpoint: '{worker.kv_endpoint}', replay_endpoint: '{worker.replay_endpoint}'}}"
+
+
 @contextlib.asynccontextmanager
 async def gateway(config: Config) -> AsyncIterator[str]:
     """A gateway in this loop; yields its base URL."""
@@ -56,10 +72,7 @@ async def simulated_gateway(
     """A gateway in front of `n` simulated workers with KV events, a hundred times faster than life."""
     fleet_config = FleetConfig(model=MODEL, engine=engine or EngineConfig(speed=100.0), faults=faults)
     async with SimulatedFleet(n, fleet_config, text=model_text()) as fleet:
-        feeds = [
-            f", kv_events: {{endpoint: '{worker.kv_endpoint}', replay_endpoint: '{worker.replay_endpoint}'}}"
-            for worker in fleet.workers
-        ]
+        feeds = [feed_of(worker) for worker in fleet.workers]
         models = f"models: [{{name: {MODEL}, tokenizer: embedded}}]\n" if tokenizer else ""
         config = config_for(
             fleet.urls,

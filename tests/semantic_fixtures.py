@@ -92,15 +92,9 @@ class Wise:
         asked = json.loads(turn.body)
         self.calls += 1
         self.asked.append(asked)
-        if self.hold:
-            gone = asyncio.create_task(turn.until_closed())
-            may = asyncio.create_task(self.may.acquire())
-            await asyncio.wait([gone, may], return_when=asyncio.FIRST_COMPLETED)
-            for task in (gone, may):
-                task.cancel()
-            if not may.done():
-                self.given_up += 1
-                return
+        if self.hold and not await turn.allowed(self.may):
+            self.given_up += 1
+            return
         head = "HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n"
         told = self.says(_question(asked))
         kind = "application/json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +42,21 @@ async def tokens_of(worker: SimulatedWorker, chat: dict[str, Any]) -> list[int]:
 async def token_count(worker: SimulatedWorker, chat: dict[str, Any]) -> int:
     """How many they are."""
     return len(await tokens_of(worker, chat))
+
+
+async def events_of(worker: SimulatedWorker, path: str, body: dict[str, object]) -> list[tuple[str, dict[str, Any]]]:
+    """Name and data of every event of a stream."""
+    async with (
+        aiohttp.ClientSession(base_url=worker.url) as http,
+        http.post(path, json={"stream": True, **body}) as response,
+    ):
+        assert response.headers["content-type"].startswith("text/event-stream")
+        text = (await response.read()).decode()
+    events = []
+    for block in text.removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return events
 
 
 @dataclass(frozen=True)

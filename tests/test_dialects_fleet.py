@@ -26,7 +26,7 @@ from gateway.pipeline import RequestPipeline
 from gateway.routes import RouteTable
 from policies.types import BlockHash
 from tests.data_plane_fixtures import inside
-from tests.gateway_fixtures import MODEL, config_for, eventually, model_text, simulated_gateway
+from tests.gateway_fixtures import MODEL, config_for, eventually, feed_of, model_text, simulated_gateway
 
 SYSTEM = "You answer in one sentence. " * 40
 QUESTION = "What does a prefix cache keep? " * 20
@@ -231,10 +231,7 @@ async def test_what_only_events_tell_is_found_in_every_dialect(shape: Any) -> No
     """Prompts that workers got behind the gateway's back: it finds them only where its tokens are the engine's."""
     fleet_config = FleetConfig(model=MODEL, engine=EngineConfig(speed=200.0, block_size=BLOCK))
     async with SimulatedFleet(3, fleet_config, text=model_text()) as fleet:
-        feeds = [
-            f", kv_events: {{endpoint: '{worker.kv_endpoint}', replay_endpoint: '{worker.replay_endpoint}'}}"
-            for worker in fleet.workers
-        ]
+        feeds = [feed_of(worker) for worker in fleet.workers]
         extra = f"models: [{{name: {MODEL}, tokenizer: embedded}}]\nresponse_headers: {{worker: x-worker}}\n"
         config = config_for(fleet.urls, extra + "limits: {drain_timeout: 0}\n", workers_extra=feeds)
         async with inside(config) as gateway, aiohttp.ClientSession() as http:

@@ -24,7 +24,7 @@ from cache.prefix_index import PrefixIndex
 from gateway.pipeline import RequestPipeline
 from gateway.request_record import RequestRecord
 from tests.data_plane_fixtures import Inside, inside
-from tests.gateway_fixtures import MODEL, config_for, eventually, model_text
+from tests.gateway_fixtures import MODEL, config_for, eventually, feed_of, model_text
 
 WORDS = (EMBEDDED_TOKENIZER / "words.txt").read_text().split()
 FAST = EngineConfig(speed=200.0)
@@ -161,10 +161,7 @@ async def running(
     """`tokenizer`: is it configured? `events`: do workers publish them, and does the gateway listen?"""
     settings = FleetConfig(model=MODEL, engine=engine, kv_events=events, faults=faults, adapters=adapters)
     async with SimulatedFleet(n, settings, text=model_text()) as fleet:
-        feeds = [
-            f", kv_events: {{endpoint: '{worker.kv_endpoint}', replay_endpoint: '{worker.replay_endpoint}'}}"
-            for worker in fleet.workers
-        ]
+        feeds = [feed_of(worker) for worker in fleet.workers]
         models = f"models: [{{name: {MODEL}, tokenizer: embedded}}]\n" if tokenizer else ""
         config = config_for(
             fleet.urls,

@@ -11,7 +11,7 @@ import pytest
 
 from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet
-from tests.gateway_fixtures import ScriptedWorker, config_for, eventually, gateway, model_text, read_request
+from tests.gateway_fixtures import ScriptedWorker, config_for, eventually, feed_of, gateway, model_text, read_request
 
 PROMPTS = [
     f"Prompt {number}: " + "rivers carry water and sand from the mountains to the sea " * 30 for number in range(6)
@@ -36,7 +36,7 @@ async def test_blocks_published_under_one_name_are_found_under_its_alias(caplog:
         aiohttp.ClientSession() as session,
     ):
         engine = fleet.workers[0]
-        feed = f", kv_events: {{endpoint: '{engine.kv_endpoint}', replay_endpoint: '{engine.replay_endpoint}'}}"
+        feed = feed_of(engine)
         extra = (
             "models: [{name: alias, tokenizer: embedded}]\nlimits: {drain_timeout: 0.2}\n"
             "upstream: {model_refresh: 200ms, connect_timeout: 300ms}\nresponse_headers: {worker: x-worker}\n"

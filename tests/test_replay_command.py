@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.cli import application
-from gateway.cli.replay import parse_duration
+from gateway.cli.trace_options import parse_duration
 from tests.fake_openai import FakeOpenAI
 
 ROOT = Path(__file__).parent.parent

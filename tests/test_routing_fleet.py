@@ -28,7 +28,7 @@ from gateway.telemetry.exposition import make_registry
 from policies.routing import POLICIES
 from policies.types import Tier, TierRun, WorkerId
 from tests.data_plane_fixtures import RawWorker, says
-from tests.gateway_fixtures import MODEL, config_for, eventually, model_text
+from tests.gateway_fixtures import MODEL, config_for, eventually, feed_of, model_text
 from tests.ports import fleet_ports
 
 STORY = "Once upon a time there was a gateway that knew where every prefix lived. "
@@ -79,8 +79,7 @@ async def rig(
     config = FleetConfig(**given)
     async with SimulatedFleet(n, config, text=model_text()) as simulated:
         lines = [
-            (f", kv_events: {{endpoint: '{w.kv_endpoint}', replay_endpoint: '{w.replay_endpoint}'}}" if events else "")
-            + (workers_extra[i] if workers_extra else "")
+            (feed_of(w) if events else "") + (workers_extra[i] if workers_extra else "")
             for i, w in enumerate(simulated.workers)
         ]
         models = f"models: [{{name: {MODEL}, tokenizer: embedded}}]\n" if tokenizer else ""

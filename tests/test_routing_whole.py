@@ -33,6 +33,7 @@ from tests.gateway_fixtures import (
     ScriptedWorker,
     config_for,
     eventually,
+    feed_of,
     gateway,
     model_text,
     read_request,
@@ -72,9 +73,7 @@ class Running:
 async def in_front(fleet: SimulatedFleet, extra: str, weights: Sequence[float] = ()) -> AsyncIterator[Running]:
     """A gateway in front of a fleet that is there."""
     lines = [
-        f", kv_events: {{endpoint: '{worker.kv_endpoint}', replay_endpoint: '{worker.replay_endpoint}'}}"
-        + (f", weight: {weights[at]}" if weights else "")
-        for at, worker in enumerate(fleet.workers)
+        feed_of(worker) + (f", weight: {weights[at]}" if weights else "") for at, worker in enumerate(fleet.workers)
     ]
     more = (
         f"models: [{{name: {MODEL}, tokenizer: embedded}}]\n"

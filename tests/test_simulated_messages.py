@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import anthropic
 import pytest
 
 from backends.simulated.fleet import SimulatedWorker
-from tests.simulated_fixtures import CHAT_TOOL, SCHEMA, STORY, one_worker, tokens_of
+from tests.simulated_fixtures import CHAT_TOOL, SCHEMA, STORY, events_of, one_worker, tokens_of
 
 TOOL: Any = {"name": "weather", "description": "Skies.", "input_schema": SCHEMA}
 ASKED: Any = {"model": "simulated", "max_tokens": 200, "messages": [{"role": "user", "content": STORY}]}
@@ -30,18 +29,7 @@ async def client(worker: SimulatedWorker) -> AsyncIterator[anthropic.AsyncAnthro
 
 
 async def sse(worker: SimulatedWorker, body: dict[str, object]) -> list[tuple[str, dict[str, Any]]]:
-    """Name and data of every event."""
-    async with (
-        aiohttp.ClientSession(base_url=worker.url) as http,
-        http.post("/v1/messages", json={"stream": True, **body}) as response,
-    ):
-        assert response.headers["content-type"].startswith("text/event-stream")
-        text = (await response.read()).decode()
-    events = []
-    for block in text.removesuffix("\n\n").split("\n\n"):
-        name, data = block.split("\n")
-        events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
-    return events
+    return await events_of(worker, "/v1/messages", body)
 
 
 async def test_a_message_is_answered_and_its_prefix_is_reported(client: anthropic.AsyncAnthropic) -> None:

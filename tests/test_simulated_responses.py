@@ -15,7 +15,7 @@ from backends.simulated.fleet import SimulatedWorker
 from backends.simulated.responses_requests import input_messages
 from backends.simulated.responses_store import ResponseStore, StoredResponse
 from tests.gateway_fixtures import eventually
-from tests.simulated_fixtures import CHAT_TOOL, SCHEMA, STORY, one_worker, token_count
+from tests.simulated_fixtures import CHAT_TOOL, SCHEMA, STORY, events_of, one_worker, token_count
 
 TOOL: Any = {"type": "function", "name": "weather", "description": "Skies.", "parameters": SCHEMA}
 
@@ -33,18 +33,7 @@ async def client(worker: SimulatedWorker) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def sse(worker: SimulatedWorker, body: dict[str, object]) -> list[tuple[str, dict[str, Any]]]:
-    """Name and data of every event."""
-    async with (
-        aiohttp.ClientSession(base_url=worker.url) as http,
-        http.post("/v1/responses", json={"model": "simulated", "stream": True, **body}) as response,
-    ):
-        assert response.headers["content-type"].startswith("text/event-stream")
-        text = (await response.read()).decode()
-    events = []
-    for block in text.removesuffix("\n\n").split("\n\n"):
-        name, data = block.split("\n")
-        events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
-    return events
+    return await events_of(worker, "/v1/responses", {"model": "simulated", **body})
 
 
 async def test_a_text_is_answered_and_its_prefix_is_reported(client: openai.AsyncOpenAI) -> None:

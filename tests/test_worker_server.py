@@ -23,7 +23,7 @@ from cache.block_hash import ChainKey, extend_chain, root_hash
 from cache.prefix_index import PrefixIndex
 from cache.token_backends import ids_to_bytes
 from policies.types import WorkerId
-from tests.gateway_fixtures import config_for, eventually, gateway
+from tests.gateway_fixtures import config_for, eventually, feed_of, gateway
 from tests.worker_fixtures import MODEL, real_options
 from tests.worker_tiny_model import tiny_model
 
@@ -567,10 +567,7 @@ async def test_a_longest_prompt_leaves_room_for_one_token(http: aiohttp.ClientSe
 async def test_the_gateway_sends_a_conversation_where_its_prefix_is(worker: Worker) -> None:
     async with Worker(real_options(worker.tokenizer_directory, name="worker-1")) as other:
         workers = (worker, other)
-        feeds = [
-            f", kv_events: {{endpoint: '{each.kv_endpoint}', replay_endpoint: '{each.replay_endpoint}'}}"
-            for each in workers
-        ]
+        feeds = [feed_of(each) for each in workers]
         config = config_for(
             [each.url for each in workers],
             f"models: [{{name: {MODEL}, tokenizer: embedded}}]\nresponse_headers: {{worker: x-worker}}\n",

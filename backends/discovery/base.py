@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from backends.address import place
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -36,11 +38,6 @@ class Discovery(Protocol):
         Ends where the set can never change again, and until then stays with the last set whatever fails: it raises
         nothing. Close it with `aclose`, or by cancelling the task that iterates.
         """
-
-
-def place(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def in_order(found: Iterable[Found]) -> list[Found]:

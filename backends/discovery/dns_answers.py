@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from backends.discovery.base import Found, place
+from backends.address import place
+from backends.discovery.base import Found
 
 _LEAST_WEIGHT: Final = 0.01
 _LARGEST_WEIGHT: Final = 1000.0

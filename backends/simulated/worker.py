@@ -10,6 +10,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from backends.address import place
 from backends.aiohttp_memory import forget_handlers
 from backends.kv_publisher import KvEventPublisher
 from backends.simulated.driver import EngineDriver
@@ -97,8 +98,7 @@ class SimulatedWorker:
     @property
     def url(self) -> str:
         """Base URL, without a path."""
-        host = self._config.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+        return f"http://{place(self._config.host, self._port)}"
 
     @property
     def port(self) -> int:

@@ -12,6 +12,7 @@ from typing import Self
 
 from aiohttp import web
 
+from backends.address import place
 from backends.aiohttp_memory import forget_handlers
 from backends.kv_publisher import KvEventPublisher
 from backends.worker.engine_client import EngineClient
@@ -54,8 +55,7 @@ class Worker:
     @property
     def url(self) -> str:
         """Base URL, without a path."""
-        host = self.options.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+        return f"http://{place(self.options.host, self._port)}"
 
     @property
     def port(self) -> int:

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from backends.address import place
 from gateway.cli.console import fail, fail_config
 from gateway.config import Config, ConfigError, load_config
 from gateway.config.control import Admin
@@ -165,7 +166,7 @@ def _url_of(admin: Admin | None) -> str:
     if not settings.port:
         fail("the configuration names no port of the control plane: give --admin URL")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared with, not bound to
-    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+    return f"http://{place(host, settings.port)}"
 
 
 def _loaded(config: Path) -> Config:

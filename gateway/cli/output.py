@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
-
-_Value = TypeVar("_Value")
-
-
-def told(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """`parse` with its ValueError as one of the command line."""
-
-    def parser(text: str) -> _Value:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-
-    return parser
 
 
 def write(command: str, file: str, content: bytes) -> None:

@@ -15,15 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from backends.simulated.engine import EngineConfig
 from backends.simulated.kv_tiers import TierConfig
 from backends.simulated.timing import LinearPrefill, PublishedTiming
-from gateway.cli.output import stop, told, write
+from gateway.cli import trace_options
+from gateway.cli.options import option, told
+from gateway.cli.output import stop, write
+from gateway.cli.trace_options import time_option
 from gateway.replay.arrival import Arrival, TraceError
 from gateway.replay.capacity import Scenario, Verdict, coarse, fewest, fitting, judge
 from gateway.replay.capacity_report import Answer, Findings, plan_html, plan_json, render
 from gateway.replay.customers import Customer, customers_of, parse_classes, parse_tenants
-from gateway.replay.plan import starts, with_times
 from gateway.replay.report import bounds, print_report
-from gateway.replay.slo import Slos, parse_seconds, parse_slos
-from gateway.replay.traces import read_times, read_trace
+from gateway.replay.slo import Slos, parse_slos
 from policies.admission import ADMISSION_POLICIES
 from policies.admission_types import ServiceClass
 from policies.routing import POLICIES
@@ -45,17 +46,11 @@ def parse_workers(text: str) -> tuple[int, int]:
     return least, most
 
 
-def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
-
-
-_trace = partial(_option, "Trace")
-_load = partial(_option, "Load")
-_promise = partial(_option, "Promise")
-_fleet = partial(_option, "Fleet")
-_engine = partial(_option, "Engine")
-_report = partial(_option, "Report")
-_duration = told(parse_seconds)
+_load = partial(option, "Load")
+_promise = partial(option, "Promise")
+_fleet = partial(option, "Fleet")
+_engine = partial(option, "Engine")
+_report = partial(option, "Report")
 
 
 def plan(
@@ -73,12 +68,8 @@ def plan(
         str, _fleet("How requests wait: fair, fcfs, priority; none: all go to a worker at once.", metavar="NAME")
     ] = _NONE,
     cache: Annotated[bool, _fleet("Also ask what prefix caches are worth.")] = True,
-    slo_ttft: Annotated[
-        float | None, _promise("Longest time to first token.", parser=_duration, metavar="TIME")
-    ] = "2s",  # type: ignore[assignment]  # is parsed
-    slo_tpot: Annotated[
-        float | None, _promise("Longest time per output token.", parser=_duration, metavar="TIME")
-    ] = "100ms",  # type: ignore[assignment]  # is parsed
+    slo_ttft: Annotated[float | None, time_option("Promise", "Longest time to first token.")] = "2s",  # type: ignore[assignment]  # is parsed
+    slo_tpot: Annotated[float | None, time_option("Promise", "Longest time per output token.")] = "100ms",  # type: ignore[assignment]  # is parsed
     slo: Annotated[
         list[Slos] | None,
         _promise(
@@ -88,22 +79,13 @@ def plan(
         ),
     ] = None,
     target: Annotated[float, _promise("Share of each class's requests that must be within.", min=0.01, max=1.0)] = 0.95,
-    limit: Annotated[int | None, _trace("Only the first N requests.", min=1, metavar="N")] = None,
-    max_output: Annotated[int | None, _trace("At most N output tokens a request.", min=1, metavar="N")] = None,
-    block_tokens: Annotated[int, _trace("Mooncake: tokens in a block.", min=1, metavar="N")] = 512,
-    session_gap: Annotated[
-        float, _trace("Sessions, conversations: one begins every TIME.", parser=_duration, metavar="TIME")
-    ] = "10s",  # type: ignore[assignment]  # is parsed
-    max_pause: Annotated[
-        float | None, _trace("Agent sessions: longer pauses are cut to TIME.", parser=_duration, metavar="TIME")
-    ] = None,
-    think_time: Annotated[
-        float | None,
-        _trace("Conversations: TIME from an answer to what is said next.", parser=_duration, metavar="TIME"),
-    ] = None,
-    arrivals_file: Annotated[
-        str | None, _load("Start times from another trace, such as Azure's CSV.", "--arrivals", metavar="FILE")
-    ] = None,
+    limit: trace_options.Limit = None,
+    max_output: trace_options.MaxOutput = None,
+    block_tokens: trace_options.BlockTokens = 512,
+    session_gap: trace_options.SessionGap = "10s",  # type: ignore[assignment]  # is parsed
+    max_pause: trace_options.MaxPause = None,
+    think_time: trace_options.ThinkTime = None,
+    arrivals_file: trace_options.ArrivalsFile = None,
     speed: Annotated[float | None, _load("So many times faster than recorded.", min=1e-6)] = None,
     rate: Annotated[float | None, _load("So many requests per second on average.", min=1e-6, metavar="N")] = None,
     classes: Annotated[str | None, _load("Share of requests: interactive=0.6,batch=0.4.", metavar="SHARES")] = None,
@@ -146,16 +128,15 @@ def plan(
         least, most = parse_workers(workers)
         of_class = parse_classes(classes) if classes else {}
         of_tenant = parse_tenants(tenants) if tenants else {}
-        arrivals = read_trace(
+        arrivals = trace_options.read_arrivals(
             trace,
             limit,
+            arrivals_file,
             block_tokens=block_tokens,
             session_gap=session_gap,
             max_pause=max_pause,
-            think_time=think_time or 0.0,
+            think_time=think_time,
         )
-        if arrivals_file is not None:
-            arrivals = with_times(arrivals, read_times(arrivals_file, starts(arrivals)))
         if max_output is not None:
             arrivals = [replace(each, output_tokens=min(each.output_tokens, max_output)) for each in arrivals]
         engine = EngineConfig(

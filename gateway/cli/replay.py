@@ -6,25 +6,27 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 import uvloop
 from rich.console import Console
 
-from gateway.cli.output import stop, told, write
+from gateway.cli import trace_options
+from gateway.cli.options import option, told
+from gateway.cli.output import stop, write
+from gateway.cli.trace_options import time_option
 from gateway.replay.arrival import TraceError
 from gateway.replay.client import ReplayError, Target
 from gateway.replay.compare import ComparisonError, compare_files, comparison_json, render_comparison
 from gateway.replay.html_report import html_report
 from gateway.replay.live import watch
-from gateway.replay.plan import digest, starts, with_times
+from gateway.replay.plan import digest
 from gateway.replay.report import Run, print_report, report
 from gateway.replay.results import to_json
 from gateway.replay.run import replay as run_replay
-from gateway.replay.slo import Slos, WarmUp, parse_seconds, parse_slos, parse_warm_up
+from gateway.replay.slo import Slos, WarmUp, parse_slos, parse_warm_up
 from gateway.replay.stats import mark_warm_up, summarize
-from gateway.replay.traces import read_times, read_trace
 
 
 class EndpointChoice(StrEnum):
@@ -34,21 +36,9 @@ class EndpointChoice(StrEnum):
     completions = "completions"
 
 
-parse_duration = told(parse_seconds)
-
-
-def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
-
-
-def _time(panel: str, text: str) -> Any:
-    return _option(panel, text, parser=parse_duration, metavar="TIME")
-
-
-_target = partial(_option, "Target")
-_trace = partial(_option, "Trace")
-_load = partial(_option, "Load")
-_report = partial(_option, "Report")
+_target = partial(option, "Target")
+_load = partial(option, "Load")
+_report = partial(option, "Report")
 
 
 def replay(
@@ -65,20 +55,15 @@ def replay(
     api_key: Annotated[
         str | None, _target("Sent as a bearer token.", envvar="PREFIXGATE_API_KEY", metavar="KEY")
     ] = None,
-    timeout: Annotated[float, _time("Target", "Deadline of each request.")] = "10min",  # type: ignore[assignment]  # is parsed
+    timeout: Annotated[float, time_option("Target", "Deadline of each request.")] = "10min",  # type: ignore[assignment]  # is parsed
     ignore_eos: Annotated[bool, _target("Ask for exact output lengths; strict endpoints may refuse the field.")] = True,
-    limit: Annotated[int | None, _trace("Only the first N requests.", min=1, metavar="N")] = None,
-    max_output: Annotated[int | None, _trace("At most N output tokens a request.", min=1, metavar="N")] = None,
-    block_tokens: Annotated[int, _trace("Mooncake: tokens in a block.", min=1, metavar="N")] = 512,
-    session_gap: Annotated[float, _time("Trace", "Sessions, conversations: one begins every TIME.")] = "10s",  # type: ignore[assignment]  # is parsed
-    max_pause: Annotated[float | None, _time("Trace", "Agent sessions: longer pauses are cut to TIME.")] = None,
-    think_time: Annotated[
-        float | None, _time("Trace", "Conversations: TIME from an answer to what is said next.")
-    ] = None,
-    arrivals_file: Annotated[
-        str | None,
-        _load("Start times from another trace, such as Azure's CSV.", "--arrivals", metavar="FILE"),
-    ] = None,
+    limit: trace_options.Limit = None,
+    max_output: trace_options.MaxOutput = None,
+    block_tokens: trace_options.BlockTokens = 512,
+    session_gap: trace_options.SessionGap = "10s",  # type: ignore[assignment]  # is parsed
+    max_pause: trace_options.MaxPause = None,
+    think_time: trace_options.ThinkTime = None,
+    arrivals_file: trace_options.ArrivalsFile = None,
     speed: Annotated[float, _load("Replay so many times faster than recorded.", min=1e-6)] = 1.0,
     concurrency: Annotated[
         int | None,
@@ -100,11 +85,13 @@ def replay(
             metavar="BOUNDS",
         ),
     ] = None,
-    slo_ttft: Annotated[float | None, _time("Report", "Goodput: longest time to first token, such as 2s.")] = None,
-    slo_itl: Annotated[
-        float | None, _time("Report", "Goodput: longest mean time between tokens, such as 100ms.")
+    slo_ttft: Annotated[
+        float | None, time_option("Report", "Goodput: longest time to first token, such as 2s.")
     ] = None,
-    slo_e2e: Annotated[float | None, _time("Report", "Goodput: longest time to the last token.")] = None,
+    slo_itl: Annotated[
+        float | None, time_option("Report", "Goodput: longest mean time between tokens, such as 100ms.")
+    ] = None,
+    slo_e2e: Annotated[float | None, time_option("Report", "Goodput: longest time to the last token.")] = None,
     worker_header: Annotated[str, _report("Response header that names the worker.", metavar="NAME")] = "x-worker-id",
     workers: Annotated[
         int | None, _report("Fleet size, so that idle workers count in max ÷ mean.", min=1, metavar="N")
@@ -143,16 +130,15 @@ def replay(
     if json_file == html_file == "-":
         _stop("only one of --json and --html can be written to stdout")
     try:
-        arrivals = read_trace(
+        arrivals = trace_options.read_arrivals(
             trace,
             limit,
+            arrivals_file,
             block_tokens=block_tokens,
             session_gap=session_gap,
             max_pause=max_pause,
-            think_time=think_time or 0.0,
+            think_time=think_time,
         )
-        if arrivals_file is not None:
-            arrivals = with_times(arrivals, read_times(arrivals_file, starts(arrivals)))
         target = Target(url, model, endpoint.value, timeout, api_key, ignore_eos, worker_header)
         outcome = uvloop.run(
             run_replay(

@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import importlib.util
 import signal
-from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
 import uvloop
 import zmq
 from rich.console import Console
@@ -25,6 +23,7 @@ from cache.tokenizer import TokenizerError
 from gateway.cli.console import fail
 from gateway.cli.fleet_config import STDOUT, fleet_config, worker_entry
 from gateway.cli.fleet_config import write_config as write
+from gateway.cli.options import option, told
 from gateway.config.units import parse_duration, parse_size
 
 
@@ -45,26 +44,10 @@ class Dtype(StrEnum):
     float64 = "float64"
 
 
-def _told(parse: Callable[[object], object]) -> Callable[[str], Any]:
-    """`parse` with its ValueError as one of the command line."""
-
-    def parser(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-
-    return parser
-
-
-def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
-
-
-_serving = partial(_option, "Serving")
-_model = partial(_option, "Model")
-_engine = partial(_option, "Engine")
-_tiers = partial(_option, "KV beyond the pool")
+_serving = partial(option, "Serving")
+_model = partial(option, "Model")
+_engine = partial(option, "Engine")
+_tiers = partial(option, "KV beyond the pool")
 
 
 def worker(
@@ -92,12 +75,12 @@ def worker(
     ] = None,
     hung_after: Annotated[
         float,
-        _serving("Unhealthy when the engine tells nothing for TIME.", parser=_told(parse_duration), metavar="TIME"),
+        _serving("Unhealthy when the engine tells nothing for TIME.", parser=told(parse_duration), metavar="TIME"),
     ] = "60s",  # type: ignore[assignment]  # is parsed
     max_model_len: Annotated[int | None, _engine("Longest prompt plus answer. Default: the model's.", min=2)] = None,
     memory: Annotated[
         int | None,
-        _engine("Bound for weights, KV and work space together.", parser=_told(parse_size), metavar="SIZE"),
+        _engine("Bound for weights, KV and work space together.", parser=told(parse_size), metavar="SIZE"),
     ] = None,
     kv_blocks: Annotated[int | None, _engine("KV blocks. Default: what fits into the memory.", min=1)] = None,
     block_size: Annotated[int, _engine("Tokens in a block.", min=1, max=1024)] = 16,
@@ -110,11 +93,11 @@ def worker(
     threads: Annotated[int | None, _engine("CPU threads. Default: torch decides.", min=1)] = None,
     seed: Annotated[int, _engine("Of dummy weights.")] = 0,
     kv_host: Annotated[
-        int, _tiers("Host memory for KV that outlives the pool.", parser=_told(parse_size), metavar="SIZE")
+        int, _tiers("Host memory for KV that outlives the pool.", parser=told(parse_size), metavar="SIZE")
     ] = 0,
     kv_disk: Annotated[Path | None, _tiers("Directory for it; of one worker.", metavar="DIR")] = None,
     kv_disk_bytes: Annotated[
-        int, _tiers("Bound of that directory.", parser=_told(parse_size), metavar="SIZE")
+        int, _tiers("Bound of that directory.", parser=told(parse_size), metavar="SIZE")
     ] = "10GiB",  # type: ignore[assignment]  # is parsed
     kv_redis: Annotated[
         str | None, _tiers("Redis server for it, which workers may share.", metavar="URL", envvar="PREFIXGATE_KV_REDIS")
@@ -142,7 +125,7 @@ def worker(
     ] = None,
     kv_patience: Annotated[
         float,
-        _tiers("A request waits so long for its KV, at most.", parser=_told(parse_duration), metavar="TIME"),
+        _tiers("A request waits so long for its KV, at most.", parser=told(parse_duration), metavar="TIME"),
     ] = "2s",  # type: ignore[assignment]  # is parsed
 ) -> None:
     """Serve a model, OpenAI-compatible, with prefix caching and KV events: a small, exact engine in torch.

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from backends.address import bracketed, place
 from cache.redis_settings import RedisSettings
 from policies.types import WorkerId
 
@@ -131,8 +132,7 @@ def _worker_url(text: str) -> str:
         raise _expected("a URL without user and password; a worker's key goes to its `api_key`")
     if parts.path not in {"", "/"} or parts.query or parts.fragment:
         raise _expected("a URL that ends after the port; the client's own path is added to it")
-    shown = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{shown}:{port or (443 if parts.scheme == 'https' else 80)}"
+    return f"{parts.scheme}://{place(host, port or (443 if parts.scheme == 'https' else 80))}"
 
 
 def _collector_url(text: str) -> str:
@@ -190,7 +190,7 @@ def _zmq_endpoint(text: str) -> str:
         raise _expected("an endpoint such as tcp://127.0.0.1:5557") from None
     if bound:
         raise _expected("the worker's own host: * and 0.0.0.0 are addresses to bind to, not to connect to")
-    shown = f"[{host}]" if ":" in host else host
+    shown = bracketed(host)
     if not port or text.lower().removesuffix(f":{port}") not in {f"tcp://{shown}", f"tcp://{parts.hostname}"}:
         raise _expected("an endpoint such as tcp://127.0.0.1:5557")
     return f"tcp://{shown}:{port}"

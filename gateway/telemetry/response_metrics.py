@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from gateway.telemetry.families import counter
 
 if TYPE_CHECKING:
     from gateway.request_record import RequestRecord
     from gateway.response_caching import ResponseCaching
+
+_counter = partial(counter, "prefixgate_response_cache")
 
 
 class ResponseMetrics:
@@ -48,11 +53,3 @@ class ResponseMetrics:
         stats = caching.cache.memory_stats()
         yield GaugeMetricFamily("prefixgate_response_cache_entries", "Answers in memory.", value=stats.entries)
         yield GaugeMetricFamily("prefixgate_response_cache_bytes", "Bytes of memory they take.", value=stats.bytes)
-
-
-def _counter(name: str, text: str, labels: list[str], counts: Mapping[Any, int]) -> CounterMetricFamily:
-    """`counts` by a tuple with a value for each label."""
-    family = CounterMetricFamily(f"prefixgate_response_cache_{name}", text, labels=labels)
-    for values, count in counts.items():
-        family.add_metric(list(values), count)
-    return family

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from gateway.telemetry.families import counter
 
 if TYPE_CHECKING:
     from gateway.semantic_caching import SemanticCaching
+
+_counter = partial(counter, "prefixgate_semantic")
 
 
 class SemanticMetrics:
@@ -52,13 +57,3 @@ def _by_one(counts: Mapping[Any, float]) -> dict[tuple[str], float]:
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"prefixgate_semantic_{name}", text, value=value)
-
-
-def _counter(
-    name: str, text: str, labels: list[str], counts: Mapping[tuple[str, ...], float] | Mapping[Any, float]
-) -> CounterMetricFamily:
-    """`counts` by a tuple with a value for each label."""
-    family = CounterMetricFamily(f"prefixgate_semantic_{name}", text, labels=labels)
-    for values, count in counts.items():
-        family.add_metric(list(values), count)
-    return family

@@ -1,0 +1,94 @@
+"""The caches that answers come from: opened when a configuration first wants them, and open from then on.
+
+Another configuration changes how they are used, or that they are; never their stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway import response_assembly, semantic_assembly
+from gateway.background import BackgroundTasks
+from gateway.config import Config
+from gateway.forgetting import KeepsAnswers
+from gateway.pipeline import RequestPipeline
+from gateway.response_assembly import KeptResponses
+from gateway.response_caching import ResponseCaching
+from gateway.semantic_assembly import OpenedSemantic
+from gateway.semantic_caching import SemanticCaching
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a configuration wants and was not open yet."""
+
+    responses: KeptResponses | None
+    semantic: OpenedSemantic | None
+
+
+class AnswerCaches:
+    """Whether, and how, the pipeline answers from them."""
+
+    def __init__(self, config: Config, pipeline: RequestPipeline, background: BackgroundTasks) -> None:
+        """Blocks on disk. Raises ConfigError where a store cannot be used."""
+        self.responses: KeptResponses | None = None
+        self.semantic: SemanticCaching | None = None
+        self._config = config
+        self._pipeline = pipeline
+        self._background = background
+        self._loop = asyncio.get_running_loop()
+        self.keep(Opened(response_assembly.open_responses(config), semantic_assembly.open_semantic(config)), config)
+        self.configure(config)
+
+    async def open(self, config: Config) -> Opened:
+        """Open what is wanted for the first time; nothing is changed. Raises ConfigError."""
+        responses = semantic = None
+        if self.responses is None:
+            responses = await self._loop.run_in_executor(None, response_assembly.open_responses, config)
+        if self.semantic is None:
+            semantic = await self._loop.run_in_executor(None, semantic_assembly.open_semantic, config)
+        return Opened(responses, semantic)
+
+    def keep(self, opened: Opened, config: Config) -> None:
+        """Have it from now on; `configure` puts it to use."""
+        self.responses = self.responses or opened.responses
+        if opened.semantic is not None:
+            semantic = self.semantic = semantic_assembly.semantic_caching(config, opened.semantic)
+            saving = semantic.keep_saving(lambda: semantic_assembly.save_interval(self._config))
+            self._background.start(saving, "the semantic cache's evidence")
+
+    def configure(self, config: Config) -> None:
+        """Answer from the caches, or do so no longer."""
+        self._config = config
+        pipeline, kept, semantic = self._pipeline, self.responses, self.semantic
+        if kept is None or not response_assembly.is_wanted(config):
+            pipeline.responses = None
+        elif pipeline.responses is not None:
+            pipeline.responses.settings = response_assembly.caching_settings(config)
+        else:
+            pipeline.responses = ResponseCaching(
+                kept.cache,
+                response_assembly.caching_settings(config),
+                loop=self._loop,
+                executor=kept.executor,
+                proceed=pipeline.proceed,
+                attempt=pipeline.attempt,
+            )
+        if semantic is not None:
+            semantic_assembly.configure(semantic, config)
+        if pipeline.responses is not None:
+            pipeline.responses.semantic = semantic if semantic_assembly.is_wanted(config) else None
+
+    def semantic_in_force(self) -> SemanticCaching | None:
+        """None where nothing is served by meaning, nor found out what would be."""
+        responses = self._pipeline.responses
+        return None if responses is None else responses.semantic
+
+    def keepers(self) -> Mapping[str, KeepsAnswers]:
+        """All that keep answers, for whoever has them forget: by what that is called."""
+        kept: dict[str, KeepsAnswers] = {} if self.responses is None else {"responses": self.responses.cache}
+        if self.semantic is not None:
+            kept["semantic"] = self.semantic
+        return kept
