@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from gateway import response_assembly, semantic_assembly
 from gateway.background import BackgroundTasks
@@ -27,6 +28,23 @@ class Opened:
     responses: KeptResponses | None
     semantic: OpenedSemantic | None
 
+    def close(self) -> None:
+        """Give it back: nobody keeps it. Blocks."""
+        if self.semantic is not None:
+            self.semantic.close()
+        if self.responses is not None:
+            self.responses.close()
+
+
+def _open(config: Config, *, responses: bool, semantic: bool) -> Opened:
+    """Of these, what the configuration wants; all of it or nothing. Blocks. Raises ConfigError."""
+    opened = Opened(response_assembly.open_responses(config) if responses else None, None)
+    try:
+        return replace(opened, semantic=semantic_assembly.open_semantic(config) if semantic else None)
+    except BaseException:
+        opened.close()
+        raise
+
 
 class AnswerCaches:
     """Whether, and how, the pipeline answers from them."""
@@ -39,17 +57,13 @@ class AnswerCaches:
         self._pipeline = pipeline
         self._background = background
         self._loop = asyncio.get_running_loop()
-        self.keep(Opened(response_assembly.open_responses(config), semantic_assembly.open_semantic(config)), config)
+        self.keep(_open(config, responses=True, semantic=True), config)
         self.configure(config)
 
     async def open(self, config: Config) -> Opened:
-        """Open what is wanted for the first time; nothing is changed. Raises ConfigError."""
-        responses = semantic = None
-        if self.responses is None:
-            responses = await self._loop.run_in_executor(None, response_assembly.open_responses, config)
-        if self.semantic is None:
-            semantic = await self._loop.run_in_executor(None, semantic_assembly.open_semantic, config)
-        return Opened(responses, semantic)
+        """Open what is wanted for the first time, for whoever keeps or closes it. Raises ConfigError."""
+        opening = partial(_open, config, responses=self.responses is None, semantic=self.semantic is None)
+        return await self._loop.run_in_executor(None, opening)
 
     def keep(self, opened: Opened, config: Config) -> None:
         """Have it from now on; `configure` puts it to use."""

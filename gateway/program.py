@@ -201,18 +201,23 @@ class Program:
         if config.listen.tls is not None and config.listen.tls != self.config.listen.tls:
             ServerTls(config.listen.tls)  # else the restart that it waits for would fail
         opened = await self.answers.open(config)
-        spans = self.observation.exporter(config)
-        tenancy = tenancy_of(config, self.loop.time(), before=self.pipeline.tenancy)
-        if self.stopping:
-            if opened.semantic is not None:
-                await self.loop.run_in_executor(None, opened.semantic.close)
-            raise StoppingError("the gateway is stopping")
+        try:
+            spans = self.observation.exporter(config)
+            tenancy = tenancy_of(config, self.loop.time(), before=self.pipeline.tenancy)
+            self._check_going_on()
+        except BaseException:
+            await self.loop.run_in_executor(None, opened.close)
+            raise
         self.answers.keep(opened, config)
         restart = needs_restart(self.config, config)
         self._put_in_force(config, tokenizers, specs, spans)
         self.pipeline.tenancy = tenancy
         self.followers.configure(config)
         return restart
+
+    def _check_going_on(self) -> None:
+        if self.stopping:
+            raise StoppingError("the gateway is stopping")
 
     def take_up_keys(self) -> None:
         """Read the tenants' keys anew. Raises ConfigError where nothing was changed."""

@@ -307,6 +307,19 @@ async def test_a_bad_file_changes_nothing_and_is_told_once(gateway: Running, tmp
         assert sorted(program.fleet.members) == ["w0", "w1", "w2"]
 
 
+async def test_what_a_bad_file_had_opened_is_given_back(gateway: Running, tmp_path: Path) -> None:
+    (tmp_path / "no model").mkdir()
+    cache = "{mode: on, disk: {path: ./answers}}"
+    bad = "{mode: shadow, embedding: {kind: minilm, folder: './no model'}}"
+    gateway.write(response_cache=cache, semantic_cache=bad)
+    for _ in range(2):
+        status, told = await gateway.admin("POST", "/admin/reload")
+        assert status == 422
+        assert "no model" in json.dumps(told)
+    await gateway.change(response_cache=cache, semantic_cache="{mode: off}")
+    assert gateway.program.pipeline.responses is not None
+
+
 async def test_a_file_that_is_away_for_a_moment_is_nothing_to_tell(gateway: Running) -> None:
     before = gateway.program.config
     gateway.file.unlink()
