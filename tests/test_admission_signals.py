@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from policies.drain_rate import DrainRate
@@ -61,6 +63,24 @@ def test_what_is_old_does_not_count() -> None:
     pressure.observe(3.0, 0.0)
     assert pressure.observe(0.1, 9.9) == 3.0
     assert pressure.observe(0.1, 10.1) == 0.1
+
+
+def test_what_was_told_is_not_repeated_as_news() -> None:
+    """One slow answer counts for ten seconds, whatever is told after it."""
+    pressure = SloPressure()
+    pressure.per_token(3.0, 0.0)
+    assert pressure.per_token(0.1, 9.0) == 3.0
+    assert pressure.first_token(0.2, 12.0) == 0.2
+
+
+def test_pressure_fades_though_nothing_is_told() -> None:
+    pressure = SloPressure()
+    assert (pressure.at(0.0), pressure.fades_at) == (0.0, inf)
+    pressure.first_token(3.0, 1.0)
+    pressure.first_token(0.1, 9.0)
+    assert (pressure.at(10.9), pressure.fades_at) == (3.0, 11.0)
+    assert (pressure.at(11.1), pressure.fades_at) == (0.1, 19.0)
+    assert (pressure.at(30.0), pressure.fades_at) == (0.0, inf)
 
 
 def test_the_larger_of_both_objectives_counts_while_it_is_recent() -> None:
