@@ -298,10 +298,11 @@ class Histories(RuleBasedStateMachine):
             return Reason.TENANT_FULL
         if sum(mine) + asked.size > 60:
             return Reason.TENANT_BYTES
-        if len(mine) > 8 * (14 - len(self.waiting) - 1):
-            return Reason.QUEUE_FULL
-        if sum(mine) > 8 * (90 - held - asked.size):
-            return Reason.QUEUE_BYTES
+        free, free_bytes = 14 - len(self.waiting) - 1, 90 - held - asked.size
+        if len(mine) > 8 * free:
+            return Reason.QUEUE_FULL if free < 0 else Reason.TENANT_FULL
+        if sum(mine) > 8 * free_bytes:
+            return Reason.QUEUE_BYTES if free_bytes < 0 else Reason.TENANT_BYTES
         return None
 
     def give_up(self) -> None:
