@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
+from policies.admission import AdmissionQueue
 from policies.drain_rate import DrainRate
 from policies.types import WorkerId
 from policies.worker_room import DEFAULT_WINDOW_S, starts_soon, takes_more
@@ -43,6 +44,14 @@ class FleetForecast:
         self.drains: defaultdict[str, DrainRate] = defaultdict(DrainRate)
         """By model, each of which has workers of its own; none but what workers serve is ever waited for."""
         self._fleet = fleet
+
+    def look(self, queue: AdmissionQueue, now: float) -> None:
+        """All were dispatched for which there was room: does what waits still wait for room, or is it held back?"""
+        for model, drain in self.drains.items():
+            if queue.holds_back(model):
+                drain.idle()
+            elif queue.waiting_for(model):
+                drain.queued(now)
 
     def rooms(self, workers: Sequence[Worker], now: float) -> Rooms:
         """Which of the workers could start one more soon, and which take one more at all."""

@@ -249,6 +249,7 @@ class AdmissionGate:
                 self._dispatch(dispatched, now)
             for expired in self.queue.expire(now):
                 self._give_up(expired, now)
+            self._forecast.look(self.queue, now)
         finally:
             self._pumping = False
         if self._waiting and self._tick is None:

@@ -145,7 +145,12 @@ class AdmissionQueue:
         if self._expiries.due(now):
             self._collect(now)
         for model, queue in self._models.items():
-            if queue.waiting and (free := room(model)) > 0 and (picked := queue.pick(free, self._share(model, now))):
+            if not queue.waiting:
+                continue
+            free = room(model)
+            picked = queue.pick(free, self._share(model, now)) if free > 0 else None
+            queue.idle = free > 0 and picked is None
+            if picked is not None:
                 flow, rank, reserved = picked
                 waiting = flow.queue.serve(flow)
                 self._dispatch(waiting, queue, rank, reserved=reserved)
@@ -225,6 +230,11 @@ class AdmissionQueue:
         """Requests that wait for a model."""
         queue = self._models.get(model)
         return 0 if queue is None else queue.waiting
+
+    def holds_back(self, model: str) -> bool:
+        """Does something wait for a model that `next` found room for, and did not dispatch?"""
+        queue = self._models.get(model)
+        return queue is not None and queue.waiting > 0 and queue.idle
 
     def longest_wait(self, service_class: ServiceClass) -> float:
         """Seconds that one of that class waits at most, in the classes included to which it may be demoted."""

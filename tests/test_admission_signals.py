@@ -31,6 +31,30 @@ def test_time_without_a_queue_does_not_count() -> None:
     assert drain.rate == pytest.approx(1_000.0)
 
 
+def test_what_leaves_as_soon_as_it_comes_tells_nothing() -> None:
+    """Were it counted, it would be tokens in no time, and the first queue after a quiet hour over in an instant."""
+    drain = DrainRate()
+    for request in range(1_000):
+        drain.queued(float(request))
+        drain.left(1_000.0, float(request), 0)
+    drain.queued(2_000.0)
+    for step in range(1, 11):
+        drain.left(100.0, 2_000.0 + step, 5)
+        drain.left(100.0, 2_000.0 + step, 5)
+    assert drain.rate == pytest.approx(200.0, rel=0.05)
+
+
+def test_time_in_which_what_waits_is_held_back_does_not_count() -> None:
+    drain = DrainRate()
+    drain.queued(0.0)
+    drain.left(1_000.0, 1.0, 1)
+    for request in range(2, 100):
+        drain.idle()
+        drain.queued(float(request))
+        drain.left(50.0, float(request), 1)
+    assert drain.rate == pytest.approx(1_000.0)
+
+
 def test_a_change_is_known_soon() -> None:
     drain = DrainRate()
     drain.queued(0.0)

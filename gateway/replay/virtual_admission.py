@@ -121,10 +121,11 @@ class Admission:
         while len(self.queue):
             self._engines.scrape(now)
             free, among = self._forecast.rooms([*self._engines.workers.values()], now)
-            dispatched = self.queue.next(now, partial(_same, free)) if free else None
+            dispatched = self.queue.next(now, partial(_same, free))
             if dispatched is None:
                 break
             self._send(self._by_ticket[dispatched.ticket], now, among)
+        self._forecast.look(self.queue, now)
         gone = []
         for expired in self.queue.expire(now):
             request = self._by_ticket.pop(expired.ticket)
