@@ -5,11 +5,13 @@ For the gateway's admission and for its rehearsal in virtual time alike. Synchro
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from backends.fleet_state import FleetState
 from backends.fleet_worker import Worker
+from policies.admission import AdmissionQueue
 from policies.drain_rate import DrainRate
 from policies.types import WorkerId
 from policies.worker_room import DEFAULT_WINDOW_S, starts_soon, takes_more
@@ -31,7 +33,7 @@ class Rooms(NamedTuple):
 
 
 class FleetForecast:
-    """Of one queue in front of a fleet that predicts. Who fills the queue tells `drain` what comes and goes."""
+    """Of one queue in front of a fleet that predicts. Who fills the queue tells `drains` what comes and goes."""
 
     def __init__(
         self, fleet: FleetState, *, window_s: float = DEFAULT_WINDOW_S, most_running: int | None = None
@@ -39,8 +41,17 @@ class FleetForecast:
         """`window_s` and `most_running` as in `has_room`."""
         self.window_s = window_s
         self.most_running = most_running
-        self.drain = DrainRate()
+        self.drains: defaultdict[str, DrainRate] = defaultdict(DrainRate)
+        """By model, each of which has workers of its own; none but what workers serve is ever waited for."""
         self._fleet = fleet
+
+    def look(self, queue: AdmissionQueue, now: float) -> None:
+        """All were dispatched for which there was room: does what waits still wait for room, or is it held back?"""
+        for model, drain in self.drains.items():
+            if queue.holds_back(model):
+                drain.idle()
+            elif queue.waiting_for(model):
+                drain.queued(now)
 
     def rooms(self, workers: Sequence[Worker], now: float) -> Rooms:
         """Which of the workers could start one more soon, and which take one more at all."""
@@ -80,9 +91,9 @@ class FleetForecast:
         best = min(said, key=lambda each: each.ttft_s)
         return best.ttft_s * best.ttft_s / best.ttft_p90_s if alone else best.ttft_s
 
-    def turn(self, tokens_ahead: float, workers: Sequence[Worker]) -> float:
-        """Seconds until so many tokens have left the queue; 0 before enough was learnt."""
+    def turn(self, model: str, tokens_ahead: float, workers: Sequence[Worker]) -> float:
+        """Seconds until so many tokens have left a model's queue for its workers; 0 before enough was learnt."""
         if self._fleet.n_first_tokens < _LEARNT:
             return 0.0
-        rate = self.drain.rate or sum(worker.prefill.rate or _UNKNOWN_RATE for worker in workers)
+        rate = self.drains[model].rate or sum(worker.prefill.rate or _UNKNOWN_RATE for worker in workers)
         return tokens_ahead / rate if rate else 0.0

@@ -63,6 +63,8 @@ class Turn:
 
     gate: AdmissionGate
     ticket: Ticket
+    model: str
+    """By which it waits: that of its workers."""
     waits: bool = True
     over: bool = False
 
@@ -91,9 +93,7 @@ class AdmissionGate:
         self._forecast = FleetForecast(fleet)
         self._among: dict[str, list[Worker]] = {}  # by model, those with room, as they were looked at last
         self._waiting: dict[Ticket, Exchange] = {}
-        self._pressure = SloPressure()
-        self.pressure = 0.0
-        """Recent latency of interactive requests ÷ its objective, as the queue was told."""
+        self._pressures: dict[str, SloPressure] = {}  # by model, where anything was told of late
         self._pumping = False
         self._due: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
@@ -104,6 +104,12 @@ class AdmissionGate:
         self._settings = settings
         self._forecast.window_s = settings.worker_queue_s
         self._forecast.most_running = settings.max_running
+
+    @property
+    def pressure(self) -> float:
+        """Recent latency of interactive requests ÷ its objective, of the model where that is highest."""
+        now = self._loop.time()
+        return max((pressure.at(now) for pressure in self._pressures.values()), default=0.0)
 
     def enter(self, exchange: Exchange) -> None:
         """Send a request on its way as soon as it is its turn, which may be now.
@@ -117,11 +123,12 @@ class AdmissionGate:
         due = exchange.due = self._deadline(exchange, policy)
         held: Mapping[WorkerId, int] = {}
         lead = 0.0
-        waits = bool(self.queue) or not self._room(model)
+        alone = not self.queue.waiting_for(model)
+        waits = not (alone and self._room(model))
         if waits or due < inf:
             held = self._held(exchange)
             workers = fleet.candidates(fleet.serving(model), (), now)
-            lead = self._forecast.first_token(workers, held, n_tokens, now, alone=not self.queue)
+            lead = self._forecast.first_token(workers, held, n_tokens, now, alone=alone)
         request = Request(
             policy.name,
             model,
@@ -132,28 +139,31 @@ class AdmissionGate:
             lead,
             len(exchange.body),
         )
-        ahead = self._forecast.turn(self.queue.tokens_ahead(request), fleet.serving(model)) if waits else 0.0
+        ahead = self._forecast.turn(model, self.queue.tokens_ahead(request), fleet.serving(model)) if waits else 0.0
         outcome = self.queue.offer(request, now, lead + ahead)
         exchange.record.service_class = request.service_class.name.lower()
         if isinstance(outcome, Refused):
             raise self._refusal(request.service_class, outcome.reason, outcome.retry_after_s)
-        turn = exchange.turn = Turn(self, outcome.ticket)
+        turn = exchange.turn = Turn(self, outcome.ticket, model)
         self._waiting[outcome.ticket] = exchange
-        self._forecast.drain.queued(now)
+        self._forecast.drains[model].queued(now)
         self._pump(now)
         if turn.waits:
             call = exchange.call
             assert call is not None, "read before"
             call.fields = {}  # they weigh several times the body
-            exchange.wait(self.queue.settings.rules[outcome.service_class].max_wait_s + _GRACE)
+            exchange.wait(self.queue.longest_wait(outcome.service_class) + _GRACE)
 
     def first_byte(self, exchange: Exchange, now: float) -> None:
         """A worker has computed a prompt: it may have room for another. Of an answer that does not stream nobody knows
         when it began.
         """
-        objective = exchange.policy.slo_ttft_s
+        objective, turn = exchange.policy.slo_ttft_s, exchange.turn
+        assert turn is not None, "it was its turn"
         if exchange.teaches and exchange.record.service_class == _INTERACTIVE and objective is not None:
-            self._press(self._pressure.first_token((now - exchange.record.arrived) / objective, now), now)
+            pressure = self._pressures.setdefault(turn.model, SloPressure())
+            ratio = (now - exchange.record.arrived) / objective
+            self.queue.pressure(turn.model, pressure.first_token(ratio, now), now)
         self.freed()
 
     def leave(self, exchange: Exchange) -> None:
@@ -166,14 +176,18 @@ class AdmissionGate:
             turn.waits = False
             del self._waiting[turn.ticket]
             self.queue.cancel(turn.ticket)
-            self._forecast.drain.left(0.0, self._loop.time(), len(self.queue))
+            self._left(turn, 0.0, self._loop.time())
         else:
-            self._tell_pace(exchange)
+            self._tell_pace(exchange, turn.model)
             prompt, cached = usage.prompt, usage.cached
             self.queue.finished(turn.ticket, None if prompt is None or cached is None else float(prompt - cached))
         self.freed()
 
-    def _tell_pace(self, exchange: Exchange) -> None:
+    def _left(self, turn: Turn, tokens: float, now: float) -> None:
+        """It waits no longer; so many tokens were sent."""
+        self._forecast.drains[turn.model].left(tokens, now, self.queue.waiting_for(turn.model))
+
+    def _tell_pace(self, exchange: Exchange, model: str) -> None:
         """How fast the tokens of an answer came that streamed to its end."""
         record, objective = exchange.record, exchange.policy.slo_tpot_s
         n_tokens = (record.usage.completion or 0) - 1
@@ -181,11 +195,9 @@ class AdmissionGate:
             return
         if record.outcome is Outcome.OK and record.first_byte_at:
             now = record.finished_at
-            self._press(self._pressure.per_token((now - record.first_byte_at) / n_tokens / objective, now), now)
-
-    def _press(self, pressure: float, now: float) -> None:
-        self.pressure = pressure
-        self.queue.pressure(pressure, now)
+            pressure = self._pressures.setdefault(model, SloPressure())
+            ratio = (now - record.first_byte_at) / n_tokens / objective
+            self.queue.pressure(model, pressure.per_token(ratio, now), now)
 
     def freed(self) -> None:
         """There may be room somewhere: look at the end of this turn."""
@@ -196,17 +208,18 @@ class AdmissionGate:
         """Nobody is to wait here any longer: send them all."""
         for ticket in list(self._waiting):
             self.queue.cancel(ticket)
-            self._send(self._take(ticket, over=True), None)
+            exchange, _ = self._take(ticket, over=True)
+            self._send(exchange, None)
         if self._tick is not None:
             self._tick.cancel()
 
-    def _take(self, ticket: Ticket, *, over: bool = False) -> Exchange:
+    def _take(self, ticket: Ticket, *, over: bool = False) -> tuple[Exchange, Turn]:
         """It waits no longer."""
         exchange = self._waiting.pop(ticket)
         turn = exchange.turn
         assert turn is not None, "it waited"
         turn.waits, turn.over = False, over
-        return exchange
+        return exchange, turn
 
     def _look(self) -> None:
         self._due = None
@@ -214,7 +227,17 @@ class AdmissionGate:
 
     def _again(self) -> None:
         self._tick = None
-        self._pump(self._loop.time())
+        now = self._loop.time()
+        self._fade(now)
+        self._pump(now)
+
+    def _fade(self, now: float) -> None:
+        """What is no longer recent does not count, though nothing more is told."""
+        for model, pressure in [*self._pressures.items()]:
+            if pressure.fades_at < now:
+                self.queue.pressure(model, pressure.at(now), now)
+                if pressure.fades_at == inf:
+                    del self._pressures[model]
 
     def _pump(self, now: float) -> None:
         """Send all whose turn it is, give up all whose time is over."""
@@ -226,13 +249,14 @@ class AdmissionGate:
                 self._dispatch(dispatched, now)
             for expired in self.queue.expire(now):
                 self._give_up(expired, now)
+            self._forecast.look(self.queue, now)
         finally:
             self._pumping = False
         if self._waiting and self._tick is None:
             self._tick = self._loop.call_later(_TICK, self._again)
 
     def _dispatch(self, dispatched: Dispatched, now: float) -> None:
-        exchange = self._take(dispatched.ticket)
+        exchange, turn = self._take(dispatched.ticket)
         record, lacking = exchange.record, dispatched.request.tokens
         record.queued_s = dispatched.waited_s
         record.service_class = dispatched.service_class.name.lower()
@@ -240,12 +264,12 @@ class AdmissionGate:
         if exchange.prompt is not None and record.attempts:
             lacking = float(exchange.prompt.tokens - record.cached_tokens - record.restored_tokens)
             self.queue.correct(dispatched.ticket, lacking)
-        self._forecast.drain.left(lacking, now, len(self.queue))
+        self._left(turn, lacking, now)
 
     def _give_up(self, expired: Expired, now: float) -> None:
-        exchange = self._take(expired.ticket, over=True)
+        exchange, turn = self._take(expired.ticket, over=True)
         exchange.record.queued_s = expired.waited_s
-        self._forecast.drain.left(0.0, now, len(self.queue))
+        self._left(turn, 0.0, now)
         retry = self.queue.settings.min_retry_s
         exchange.refuse(self._refusal(expired.request.service_class, expired.reason, retry))
 

@@ -21,7 +21,6 @@ from gateway.pipeline import Rules
 from gateway.prompts import PromptReader, ReadingLimits
 from policies.admission import AdmissionQueue, make_admission
 from policies.admission_types import AdmissionSettings, ClassRules, Late
-from policies.batch_yield import BatchYield
 from policies.breaker import BreakerLimits
 from policies.ejection import EjectionRules
 from policies.progress import ProgressRules
@@ -155,6 +154,8 @@ def admission_settings(config: Config) -> AdmissionSettings:
         max_bytes=told.max_waiting_bytes,
         tenant_max_waiting=told.tenant_max_waiting,
         tenant_max_bytes=told.tenant_max_waiting_bytes,
+        yield_from=told.batch.yield_from,
+        yield_all=told.batch.yield_all,
     )
 
 
@@ -175,8 +176,7 @@ def admission_queue(config: Config) -> AdmissionQueue | None:
     told = config.admission
     if told.policy == "none":
         return None
-    batch = BatchYield(told.batch.yield_from, told.batch.yield_all)
-    return make_admission(told.policy, admission_settings(config), batch_yield=batch)
+    return make_admission(told.policy, admission_settings(config))
 
 
 def _class_rules(told: AdmissionClass) -> ClassRules:

@@ -74,7 +74,8 @@ def remove_key(file: Path, digest: str) -> bool:
     """Remove the key of this written digest; False where there is none. Raises ConfigError."""
     with _changing(file):
         entries = read_keys(file)
-        left = [entry for entry in entries if entry.digest != digest]
+        gone = read_digest(digest)
+        left = [entry for entry in entries if read_digest(entry.digest) != gone]
         if len(left) == len(entries):
             return False
         _write(file, left)

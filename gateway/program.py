@@ -275,7 +275,8 @@ class Program:
         """Another policy is another queue: what waits in the one before goes to the workers at once."""
         pipeline, gate = self.pipeline, self.pipeline.gate
         settings = assembly.gate_settings(config)
-        if gate is not None and before is not None and _same_order(config, before):  # so it goes on predicting
+        same = before is not None and config.admission.policy == before.admission.policy
+        if gate is not None and same:  # so it goes on predicting
             gate.queue.reconfigure(assembly.admission_settings(config))
             gate.configure(settings)
             return
@@ -374,11 +375,3 @@ def _report_names(config: Config, state: FleetState) -> None:
     for model in config.models:
         if model.name not in served and served:
             log.warning("model %s: no worker serves it; they serve %s", model.name, ", ".join(sorted(served)))
-
-
-def _same_order(config: Config, before: Config) -> bool:
-    """Can the admission queue go on as it is, with other settings?"""
-    batch, was = config.admission.batch, before.admission.batch
-    return config.admission.policy == before.admission.policy and (
-        (batch.yield_from, batch.yield_all) == (was.yield_from, was.yield_all)
-    )

@@ -66,11 +66,14 @@ class AdmissionQueue:
         self,
         settings: AdmissionSettings | None = None,
         discipline: Discipline | None = None,
-        batch_yield: BatchYield | None = None,
+        batch_yield: Callable[[float, float], BatchYield] = BatchYield,
     ) -> None:
+        """`batch_yield` makes that of a model from the pressures between which it yields."""
         self._discipline = discipline or Discipline()
         self._by_class, self._by_tenant, *_ = self._discipline
-        self._yield = batch_yield or BatchYield()
+        self._new_yield = batch_yield
+        self._yields: dict[str, BatchYield] = {}
+        """By model; those that yield, or did when they were last asked."""
         self._models: dict[str, ModelQueue] = {}  # in the order in which they are asked for
         self._accounts: dict[str, Account] = {}
         self._waiting: dict[Ticket, Waiting] = {}
@@ -91,6 +94,8 @@ class AdmissionQueue:
         self._limits = Limits(settings, by_tenant=self._discipline.tenants)
         for queue in self._models.values():
             queue.reconfigure(self._reserves, settings.quantum, settings.burst)
+        for batch_yield in self._yields.values():
+            batch_yield.configure(settings.yield_from, settings.yield_all)
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -139,9 +144,13 @@ class AdmissionQueue:
         """
         if self._expiries.due(now):
             self._collect(now)
-        share = self._yield.share(now) if self._discipline.reserves else 1.0
         for model, queue in self._models.items():
-            if queue.waiting and (free := room(model)) > 0 and (picked := queue.pick(free, share)):
+            if not queue.waiting:
+                continue
+            free = room(model)
+            picked = queue.pick(free, self._share(model, now)) if free > 0 else None
+            queue.idle = free > 0 and picked is None
+            if picked is not None:
                 flow, rank, reserved = picked
                 waiting = flow.queue.serve(flow)
                 self._dispatch(waiting, queue, rank, reserved=reserved)
@@ -204,9 +213,37 @@ class AdmissionQueue:
         self._enter(waiting, waiting.rank, waiting.deadline)
         return True
 
-    def pressure(self, value: float, now: float) -> None:
-        """Recent interactive latency ÷ its objective; see `BatchYield`. Raises ValueError for one below 0."""
-        self._yield.observe(value, now)
+    def pressure(self, model: str, value: float, now: float) -> None:
+        """Recent interactive latency of a model ÷ its objective; see `BatchYield`. Raises ValueError for one below 0.
+
+        Batch work for other models goes on: it takes nothing from these requests.
+        """
+        if self._discipline.reserves:
+            batch_yield = self._yields.get(model)
+            if batch_yield is None:
+                settings = self.settings
+                batch_yield = self._yields[model] = self._new_yield(settings.yield_from, settings.yield_all)
+            batch_yield.observe(value, now)
+            self._share(model, now)
+
+    def waiting_for(self, model: str) -> int:
+        """Requests that wait for a model."""
+        queue = self._models.get(model)
+        return 0 if queue is None else queue.waiting
+
+    def holds_back(self, model: str) -> bool:
+        """Does something wait for a model that `next` found room for, and did not dispatch?"""
+        queue = self._models.get(model)
+        return queue is not None and queue.waiting > 0 and queue.idle
+
+    def longest_wait(self, service_class: ServiceClass) -> float:
+        """Seconds that one of that class waits at most, in the classes included to which it may be demoted."""
+        longest = 0.0
+        for rule in self._rules[service_class:]:
+            longest = max(longest, rule.max_wait_s)
+            if rule.late is not Late.DEMOTE:
+                break
+        return longest
 
     def tokens_ahead(self, request: Request) -> float:
         """About how many uncached tokens will be dispatched for its model before it, were it offered now and nothing
@@ -232,6 +269,16 @@ class AdmissionQueue:
         check_models(self._models, waiting, running)
         check_expiries(self._expiries, waiting)
 
+    def _share(self, model: str, now: float) -> float:
+        """Of what a model's workers run, what batch work may have."""
+        batch_yield = self._yields.get(model)
+        if batch_yield is None:
+            return 1.0
+        share = batch_yield.share(now)
+        if share >= 1.0:
+            del self._yields[model]
+        return share
+
     def _priced(self, tokens: float) -> float:
         """What so many tokens are charged. A wrong number must not cost a request its slot: nan is the least."""
         return min(max(self.settings.least_charge, tokens), MOST_TOKENS)
@@ -245,11 +292,11 @@ class AdmissionQueue:
         waiting.rank = rank
         waiting.deadline = deadline
         waiting.expires = waiting.arrived + rule.max_wait_s
-        if rule.late is not Late.KEEP:
-            waiting.expires = min(waiting.expires, deadline - self._lead(waiting, deadline))
         queue = self._models.get(request.model)
         if queue is None:
             queue = self._models[request.model] = ModelQueue(self._reserves, self.settings.quantum, self.settings.burst)
+        if rule.late is not Late.KEEP:
+            waiting.expires = min(waiting.expires, deadline - _lead(waiting, deadline, alone=not queue.waiting))
         if self._by_tenant:
             queue.classes[rank].push(request.tenant, request.weight, waiting)
         else:
@@ -261,13 +308,6 @@ class AdmissionQueue:
         self._waiting[waiting.ticket] = waiting
         if waiting.expires < inf:
             self._expiries.push(waiting)
-
-    def _lead(self, waiting: Waiting, deadline: float) -> float:
-        """How long before its deadline it is given up. Where others wait too, a request that is sent at the last moment
-        and then comes half of the time too late has taken the place of one that would have been served in time.
-        """
-        lead = waiting.request.lead_s
-        return lead + min(lead, _SPARE * max(deadline - waiting.arrived - lead, 0.0)) if self._waiting else lead
 
     def _dispatch(self, waiting: Waiting, queue: ModelQueue, rank: int, *, reserved: bool) -> None:
         self._uncount(waiting, queue)
@@ -345,6 +385,14 @@ class AdmissionQueue:
             self._expired.append(Expired(waiting.ticket, waiting.request, reason, now - waiting.arrived))
 
 
+def _lead(waiting: Waiting, deadline: float, *, alone: bool) -> float:
+    """How long before its deadline it is given up. Where others wait too, a request that is sent at the last moment
+    and then comes half of the time too late has taken the place of one that would have been served in time.
+    """
+    lead = waiting.request.lead_s
+    return lead if alone else lead + min(lead, _SPARE * max(deadline - waiting.arrived - lead, 0.0))
+
+
 ADMISSION_POLICIES: Final[Mapping[str, Discipline]] = {
     "fair": Discipline(),
     "fcfs": Discipline(classes=False, tenants=False, deadlines=False, reserves=False),
@@ -353,12 +401,10 @@ ADMISSION_POLICIES: Final[Mapping[str, Discipline]] = {
 """Name → what it distinguishes. `fcfs` and `priority` are what `fair` is compared with."""
 
 
-def make_admission(
-    name: str, settings: AdmissionSettings | None = None, *, batch_yield: BatchYield | None = None
-) -> AdmissionQueue:
+def make_admission(name: str, settings: AdmissionSettings | None = None) -> AdmissionQueue:
     """The admission queue of that name. Raises ValueError with the names there are."""
     try:
         discipline = ADMISSION_POLICIES[name]
     except KeyError:
         raise ValueError(f"no admission policy {name!r}; there are {', '.join(sorted(ADMISSION_POLICIES))}") from None
-    return AdmissionQueue(settings, discipline, batch_yield)
+    return AdmissionQueue(settings, discipline)

@@ -31,10 +31,11 @@ class Limits:
             count, held = account.counts[rank], account.bytes[rank]
         if self._by_tenant and (reason := self._of_tenant(count, held + size)):
             return reason
-        if count > _CROWDING * (settings.max_waiting - n_waiting - 1):
-            return Reason.QUEUE_FULL
-        if held > _CROWDING * (settings.max_bytes - n_bytes - size):
-            return Reason.QUEUE_BYTES
+        free, free_bytes = settings.max_waiting - n_waiting - 1, settings.max_bytes - n_bytes - size
+        if count > _CROWDING * free:
+            return Reason.QUEUE_FULL if free < 0 else Reason.TENANT_FULL
+        if held > _CROWDING * free_bytes:
+            return Reason.QUEUE_BYTES if free_bytes < 0 else Reason.TENANT_BYTES
         return None
 
     def fits_below(self, waiting: Waiting) -> bool:

@@ -155,6 +155,10 @@ class AdmissionSettings:
     """Tokens × weight that a tenant which asked for less than its share may have saved up, to go before others with."""
     least_charge: float = 32.0
     """Tokens that a request is charged at least: with all of its prompt cached it still takes a place."""
+    yield_from: float = 0.6
+    """Interactive latency of a model ÷ its objective from which on the model's batch work gets less..."""
+    yield_all: float = 0.9
+    """...and from which on it gets its reserve alone."""
     min_retry_s: float = 1.0
     max_retry_s: float = 60.0
 
@@ -177,5 +181,7 @@ class AdmissionSettings:
             raise ValueError(f"nobody saves up {self.burst!r} tokens")
         if not 1 <= self.quantum < inf or not 1 <= self.least_charge <= MOST_TOKENS:
             raise ValueError(f"below 1: quantum {self.quantum!r}, least charge {self.least_charge!r}")
+        if not 0 < self.yield_from < self.yield_all < inf:
+            raise ValueError(f"no way to yield: {self.yield_from!r} to {self.yield_all!r}")
         if not 0 <= self.min_retry_s <= self.max_retry_s:
             raise ValueError(f"no range to retry in: {self.min_retry_s!r} to {self.max_retry_s!r} s")

@@ -6,10 +6,11 @@ from math import inf
 from typing import Final
 
 _STALE_S: Final = 10.0
+_BAND: Final = 0.1
 
 
 class BatchYield:
-    """Falls at once and rises slowly: batch work that is in the workers already can only be waited for.
+    """Of one model. Falls at once and rises slowly: batch work that is in the workers already can only be waited for.
 
     `pressure` is recent interactive latency ÷ its objective. Up to `start` batch may take everything, from `stop` on
     nothing, and in between in proportion. Hysteresis: to rise, the pressure must be lower by `band` than where the
@@ -19,18 +20,24 @@ class BatchYield:
 
     __slots__ = ("_at", "_band", "_heard", "_recovery_s", "_share", "_start", "_stop", "pressure")
 
-    def __init__(self, start: float = 0.6, stop: float = 0.9, *, band: float = 0.1, recovery_s: float = 5.0) -> None:
-        """Raises ValueError unless 0 < start < stop, 0 <= band < start, and a recovery that takes time."""
-        if not 0 < start < stop < inf or not 0 <= band < start or not recovery_s > 0:
-            raise ValueError(f"no way to yield: {start!r} to {stop!r}, band {band!r}, recovery in {recovery_s!r} s")
-        self._start = start
-        self._stop = stop
-        self._band = band
+    def __init__(self, start: float, stop: float, *, band: float | None = None, recovery_s: float = 5.0) -> None:
+        """`band` is 0.1 by default, or half of `start` where that is less. Raises ValueError unless 0 < start < stop,
+        0 <= band < start, and a recovery that takes time.
+        """
         self._recovery_s = recovery_s
+        self.configure(start, stop, band=band)
         self._share = 1.0
         self._at = -inf
         self._heard = -inf
         self.pressure = 0.0
+
+    def configure(self, start: float, stop: float, *, band: float | None = None) -> None:
+        """Yield between these from now on; the share goes on from where it is. Raises ValueError as at first."""
+        band = min(_BAND, start / 2) if band is None else band
+        recovery_s = self._recovery_s
+        if not 0 < start < stop < inf or not 0 <= band < start or not recovery_s > 0:
+            raise ValueError(f"no way to yield: {start!r} to {stop!r}, band {band!r}, recovery in {recovery_s!r} s")
+        self._start, self._stop, self._band = start, stop, band
 
     def observe(self, pressure: float, now: float) -> None:
         """The pressure is this from now on. Raises ValueError for one below 0 or that is no number."""

@@ -13,12 +13,13 @@ _TELLING_S: Final = 0.5
 class DrainRate:
     """Uncached tokens per second, of all classes and tenants together. `now` does not go backwards."""
 
-    __slots__ = ("_seconds", "_since", "_tokens")
+    __slots__ = ("_began", "_seconds", "_since", "_tokens")
 
     def __init__(self) -> None:
         self._tokens = 0.0
         self._seconds = 0.0
         self._since: float | None = None
+        self._began = 0.0
 
     @property
     def rate(self) -> float | None:
@@ -28,14 +29,19 @@ class DrainRate:
     def queued(self, now: float) -> None:
         """Something waits from now on, if nothing did before."""
         if self._since is None:
-            self._since = now
+            self._since = self._began = now
+
+    def idle(self) -> None:
+        """What waits is held back though there is room for it: how long it does tells nothing."""
+        self._since = None
 
     def left(self, tokens: float, now: float, waiting: int) -> None:
         """So many tokens were dispatched, or given up (then 0), and so many requests wait still."""
         if self._since is None:
             return
-        seconds = max(now - self._since, 0.0)
-        kept = exp(-seconds / _MEMORY_S)
-        self._tokens = self._tokens * kept + tokens
-        self._seconds = self._seconds * kept + seconds
+        if now > self._began:  # what leaves as soon as it comes took no time
+            seconds = now - self._since
+            kept = exp(-seconds / _MEMORY_S)
+            self._tokens = self._tokens * kept + tokens
+            self._seconds = self._seconds * kept + seconds
         self._since = now if waiting else None

@@ -23,7 +23,7 @@ class ModelQueue:
     is dispatched because nothing above it could be neither earns it anything nor is paid.
     """
 
-    __slots__ = ("classes", "credits", "full", "reserves", "running", "running_batch", "waiting")
+    __slots__ = ("classes", "credits", "full", "idle", "reserves", "running", "running_batch", "waiting")
 
     def __init__(self, reserves: Sequence[float], quantum: float, burst: float = 0.0) -> None:
         self.reserves = reserves
@@ -31,6 +31,8 @@ class ModelQueue:
         self.credits = [0.0 for _ in reserves]
         """Tokens that each class has earned; below 0 where it cost more than was thought."""
         self.waiting = 0
+        self.idle = False
+        """Nothing was to be dispatched when there was room last."""
         self.running = 0
         self.running_batch = 0
         self.full = 0.0

@@ -51,10 +51,12 @@ class Bucket:
         self._per_second = per_minute / _MINUTE
 
     def configure(self, per_minute: float, now: float) -> None:
-        """Take up another rate; what has been taken stays taken."""
-        taken = self.limit - self.level(now)
+        """Take up another rate; what has been taken stays taken. What was within the rate before is no debt under a
+        lower one, and a debt takes no longer to pay.
+        """
+        before, level = self.limit, self.level(now)
         self.limit = _positive(per_minute)
-        self._level = per_minute - taken
+        self._level = max(per_minute - (before - level), min(level, 0.0) * per_minute / before)
         self._per_second = per_minute / _MINUTE
 
     def level(self, now: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from math import inf, nan
 
 import pytest
@@ -18,7 +20,7 @@ from policies.admission_types import (
     Ticket,
 )
 from policies.batch_yield import BatchYield
-from tests.admission_fixtures import BATCH, INTERACTIVE, STANDARD, drain, offer, queue, request, roomy, take
+from tests.admission_fixtures import BATCH, INTERACTIVE, PLAIN, STANDARD, drain, offer, queue, request, roomy, take
 
 # Order
 
@@ -115,11 +117,11 @@ def test_what_is_used_is_not_saved_up() -> None:
 
 def test_batch_may_have_its_share_of_a_full_fleet_though_nothing_else_runs() -> None:
     """Were it a share of what runs just now, the fleet would stand almost empty beside a queue of batch work."""
-    admission = AdmissionQueue(batch_yield=BatchYield(0.5, 1.0))
+    admission = AdmissionQueue(AdmissionSettings(yield_from=0.5, yield_all=1.0))
     high = [offer(admission, request("a", INTERACTIVE)) for _ in range(50)]
     low = [offer(admission, request("b", BATCH)) for _ in range(200)]
     assert len([take(admission) for _ in range(100)]) == 100
-    admission.pressure(0.6, 0.0)
+    admission.pressure("m", 0.6, 0.0)
     for ticket in (*high, *low[:50]):
         assert admission.finished(ticket)
     dispatched = 0
@@ -405,20 +407,37 @@ def test_batch_fills_what_is_idle() -> None:
 def test_batch_is_held_back_under_pressure_and_others_are_not() -> None:
     admission = queue()
     batch, standard = offer(admission, request(service_class=BATCH)), offer(admission, request())
-    admission.pressure(1.0, 0.0)
+    admission.pressure("m", 1.0, 0.0)
     assert drain(admission) == [standard]
-    admission.pressure(0.0, 1.0)
+    admission.pressure("m", 0.0, 1.0)
     assert drain(admission, 1.0) == []
     assert drain(admission, 2.0) == [batch]
 
 
+def test_batch_for_a_model_under_no_pressure_goes_on() -> None:
+    admission = queue()
+    offer(admission, request(service_class=BATCH, model="busy"))
+    idle = offer(admission, request(service_class=BATCH, model="idle"))
+    admission.pressure("busy", 1.0, 0.0)
+    assert drain(admission) == [idle]
+
+
+def test_other_pressures_to_yield_at_hold_at_once() -> None:
+    admission = queue()
+    ticket = offer(admission, request(service_class=BATCH))
+    admission.pressure("m", 1.0, 0.0)
+    admission.reconfigure(replace(PLAIN, yield_from=2.0, yield_all=3.0))
+    assert drain(admission, 5.0) == [ticket]
+
+
 def test_batch_takes_its_share_of_all_that_runs_and_could() -> None:
     admission = AdmissionQueue(
-        AdmissionSettings(batch=ClassRules()), batch_yield=BatchYield(0.5, 1.0, band=0.0, recovery_s=1e9)
+        AdmissionSettings(batch=ClassRules(), yield_from=0.5, yield_all=1.0),
+        batch_yield=partial(BatchYield, band=0.0, recovery_s=1e9),
     )
     for _ in range(20):
         offer(admission, request(service_class=BATCH))
-    admission.pressure(0.75, 0.0)
+    admission.pressure("m", 0.75, 0.0)
     running: list[Ticket] = []
     while picked := admission.next(0.0, lambda _: 12 - len(running)):
         running.append(picked.ticket)
@@ -429,7 +448,7 @@ def test_batch_takes_its_share_of_all_that_runs_and_could() -> None:
 
 def test_batch_that_is_held_back_keeps_its_reserve() -> None:
     admission = queue(batch=ClassRules(reserve=0.1))
-    admission.pressure(1.0, 0.0)
+    admission.pressure("m", 1.0, 0.0)
     for _ in range(101):
         offer(admission, request("a", INTERACTIVE))
         offer(admission, request("b", BATCH))

@@ -14,8 +14,11 @@ import openai
 import pytest
 
 from gateway.admission import AdmissionGate
+from gateway.client_connection import ClientConnection
 from gateway.pipeline import RequestPipeline
 from gateway.request_record import RequestRecord
+from policies.admission_types import ServiceClass
+from policies.latency_pressure import SloPressure
 from tests.data_plane_fixtures import Inside, RawWorker, Turn, client_of, inside, plane, post
 from tests.gateway_fixtures import eventually
 from tests.tenant_fixtures import KEYS, bearer, tenants
@@ -197,6 +200,36 @@ async def test_nobody_waits_for_longer_than_its_class_may() -> None:
         assert "retry-after" in refused.value.response.headers
         it.slow.may.release()
         await first
+        it.check_left()
+
+
+async def test_what_may_be_demoted_while_it_waits_may_wait_as_long_as_the_lower_class() -> None:
+    rules = ", standard: {max_wait: 1s}, batch: {max_wait: 100s}, deadline_header: x-ttft-deadline-ms"
+    async with setting(ONE % rules) as it:
+        tasks = [await it.busy(), await it.waiting("beta", "second", 1, x_ttft_deadline_ms="300")]
+        await eventually(lambda: it.gate.queue.waiting_by_class()[ServiceClass.BATCH] == 1)
+        (exchange,) = it.gate._waiting.values()
+        assert isinstance(exchange.client, ClientConnection)
+        assert exchange.client._deadline > asyncio.get_running_loop().time() + 90.0
+        for _ in tasks:
+            it.slow.may.release()
+        assert await asyncio.gather(*tasks) == ["Hi."] * 2
+        it.check_left()
+
+
+async def test_pressure_is_of_one_model_and_passes() -> None:
+    async with setting() as it:
+        tasks = [await it.busy(), await it.waiting("crew", "batch", 1)]
+        gate, now = it.gate, asyncio.get_running_loop().time()
+        gate._pressures = {model: SloPressure() for model in ("m", "other")}
+        for at, model in ((now - 9.9, "m"), (now, "other")):
+            gate.queue.pressure(model, gate._pressures[model].first_token(2.0, at), at)
+        assert gate.pressure == 2.0
+        await eventually(lambda: gate._pressures.keys() == {"other"})
+        for _ in tasks:
+            it.slow.may.release()
+        await asyncio.gather(*tasks)
+        assert it.slow.texts == ["first", "batch"]
         it.check_left()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from hypothesis import settings
@@ -37,6 +38,8 @@ SETTINGS = AdmissionSettings(
     tenant_max_waiting=5,
     tenant_max_bytes=60,
     quantum=100.0,
+    yield_from=0.5,
+    yield_all=1.0,
 )
 
 requests = st.builds(
@@ -62,7 +65,7 @@ class Known:
     deadline: float
     arrived: float
     crowded: bool
-    """Others waited when it came."""
+    """Others waited for its model when it came."""
 
     @property
     def ends(self) -> float:
@@ -76,8 +79,7 @@ class Known:
 class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.yielding = BatchYield(0.5, 1.0, band=0.0, recovery_s=10.0)
-        self.queue = AdmissionQueue(SETTINGS, batch_yield=self.yielding)
+        self.queue = AdmissionQueue(SETTINGS, batch_yield=partial(BatchYield, band=0.0, recovery_s=10.0))
         self.now = 0.0
         self.waiting: dict[Ticket, Known] = {}
         self.running: dict[Ticket, Dispatched] = {}
@@ -102,7 +104,7 @@ class Histories(RuleBasedStateMachine):
         expected = self.refusal(asked, service_class)
         if late and service_class is ServiceClass.INTERACTIVE:
             expected = Reason.DEADLINE
-        crowded = len(self.queue) > 0
+        crowded = self.queue.waiting_for(asked.model) > 0
         answer = self.queue.offer(asked, self.now, wait)
         if isinstance(answer, Refused):
             assert answer.reason is expected
@@ -167,9 +169,9 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def put_back(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.running)))
-        crowded = len(self.queue) > 0
-        assert self.queue.put_back(ticket)
         picked = self.running.pop(ticket)
+        crowded = self.queue.waiting_for(picked.request.model) > 0
+        assert self.queue.put_back(ticket)
         self.room[picked.request.model] += 1
         demoted = picked.service_class != picked.request.service_class
         deadline = inf if demoted else picked.request.deadline
@@ -228,9 +230,9 @@ class Histories(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(value=st.sampled_from([0.0, 0.6, 0.8, 1.0, 3.0]))
-    def pressure(self, value: float) -> None:
-        self.queue.pressure(value, self.now)
+    @rule(model=st.sampled_from(MODELS), value=st.sampled_from([0.0, 0.6, 0.8, 1.0, 3.0]))
+    def pressure(self, model: str, value: float) -> None:
+        self.queue.pressure(model, value, self.now)
 
     @rule(model=st.sampled_from(MODELS), room=st.integers(0, 4))
     def capacity(self, model: str, room: int) -> None:
@@ -250,7 +252,8 @@ class Histories(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whatever happened, everything comes out again, and nothing is left."""
-        self.queue.pressure(0.0, self.now)
+        for model in MODELS:
+            self.queue.pressure(model, 0.0, self.now)
         while self.queue.running or len(self.queue):
             for ticket in list(self.queue._running):
                 assert self.queue.finished(ticket)
@@ -280,7 +283,7 @@ class Histories(RuleBasedStateMachine):
             return False
         running = [each for each in self.running.values() if each.request.model == known.request.model]
         n_batch = sum(each.service_class is BATCH for each in running)
-        share = self.yielding.share(self.now)
+        share = self.queue._share(known.request.model, self.now)
         room, full = self.room[known.request.model], self.queue._models[known.request.model].full
         return n_batch >= share * max(len(running) + room, full)
 
@@ -295,10 +298,11 @@ class Histories(RuleBasedStateMachine):
             return Reason.TENANT_FULL
         if sum(mine) + asked.size > 60:
             return Reason.TENANT_BYTES
-        if len(mine) > 8 * (14 - len(self.waiting) - 1):
-            return Reason.QUEUE_FULL
-        if sum(mine) > 8 * (90 - held - asked.size):
-            return Reason.QUEUE_BYTES
+        free, free_bytes = 14 - len(self.waiting) - 1, 90 - held - asked.size
+        if len(mine) > 8 * free:
+            return Reason.QUEUE_FULL if free < 0 else Reason.TENANT_FULL
+        if sum(mine) > 8 * free_bytes:
+            return Reason.QUEUE_BYTES if free_bytes < 0 else Reason.TENANT_BYTES
         return None
 
     def give_up(self) -> None:

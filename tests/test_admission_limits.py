@@ -155,8 +155,9 @@ def test_bytes_are_limited() -> None:
 
 def test_one_tenant_alone_fills_eight_ninths() -> None:
     admission = queue(max_waiting=900, max_bytes=9_000)
-    while isinstance(admission.offer(request("flood"), 0.0), Queued):
+    while isinstance(answer := admission.offer(request("flood"), 0.0), Queued):
         pass
+    assert answer.reason is Reason.TENANT_FULL, "there is room, but not for this tenant"
     assert len(admission) == 800
     for service_class in (INTERACTIVE, BATCH):
         offer(admission, request("flood", service_class))
@@ -169,8 +170,9 @@ def test_one_tenant_alone_fills_eight_ninths() -> None:
 
 def test_one_tenants_bytes_leave_some_to_others() -> None:
     admission = queue(max_bytes=9_000)
-    while isinstance(admission.offer(request("flood", size=10), 0.0), Queued):
+    while isinstance(answer := admission.offer(request("flood", size=10), 0.0), Queued):
         pass
+    assert answer.reason is Reason.TENANT_BYTES
     assert admission.bytes == pytest.approx(8_000, abs=10)
     assert isinstance(admission.offer(request("other", size=900), 0.0), Queued)
 

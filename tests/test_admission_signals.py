@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from policies.drain_rate import DrainRate
@@ -26,6 +28,30 @@ def test_time_without_a_queue_does_not_count() -> None:
     drain.queued(100.0)
     drain.queued(100.5)
     drain.left(1_000.0, 101.0, 0)
+    assert drain.rate == pytest.approx(1_000.0)
+
+
+def test_what_leaves_as_soon_as_it_comes_tells_nothing() -> None:
+    """Were it counted, it would be tokens in no time, and the first queue after a quiet hour over in an instant."""
+    drain = DrainRate()
+    for request in range(1_000):
+        drain.queued(float(request))
+        drain.left(1_000.0, float(request), 0)
+    drain.queued(2_000.0)
+    for step in range(1, 11):
+        drain.left(100.0, 2_000.0 + step, 5)
+        drain.left(100.0, 2_000.0 + step, 5)
+    assert drain.rate == pytest.approx(200.0, rel=0.05)
+
+
+def test_time_in_which_what_waits_is_held_back_does_not_count() -> None:
+    drain = DrainRate()
+    drain.queued(0.0)
+    drain.left(1_000.0, 1.0, 1)
+    for request in range(2, 100):
+        drain.idle()
+        drain.queued(float(request))
+        drain.left(50.0, float(request), 1)
     assert drain.rate == pytest.approx(1_000.0)
 
 
@@ -61,6 +87,24 @@ def test_what_is_old_does_not_count() -> None:
     pressure.observe(3.0, 0.0)
     assert pressure.observe(0.1, 9.9) == 3.0
     assert pressure.observe(0.1, 10.1) == 0.1
+
+
+def test_what_was_told_is_not_repeated_as_news() -> None:
+    """One slow answer counts for ten seconds, whatever is told after it."""
+    pressure = SloPressure()
+    pressure.per_token(3.0, 0.0)
+    assert pressure.per_token(0.1, 9.0) == 3.0
+    assert pressure.first_token(0.2, 12.0) == 0.2
+
+
+def test_pressure_fades_though_nothing_is_told() -> None:
+    pressure = SloPressure()
+    assert (pressure.at(0.0), pressure.fades_at) == (0.0, inf)
+    pressure.first_token(3.0, 1.0)
+    pressure.first_token(0.1, 9.0)
+    assert (pressure.at(10.9), pressure.fades_at) == (3.0, 11.0)
+    assert (pressure.at(11.1), pressure.fades_at) == (0.1, 19.0)
+    assert (pressure.at(30.0), pressure.fades_at) == (0.0, inf)
 
 
 def test_the_larger_of_both_objectives_counts_while_it_is_recent() -> None:

@@ -12,7 +12,7 @@ from policies.batch_yield import BatchYield
 
 
 def test_everything_while_nothing_is_known() -> None:
-    assert BatchYield().share(0.0) == 1.0
+    assert BatchYield(0.6, 0.9).share(0.0) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_pressure_that_swings_within_the_band_moves_nothing() -> None:
 
 
 def test_what_nobody_confirms_is_forgotten() -> None:
-    controller = BatchYield(recovery_s=5.0)
+    controller = BatchYield(0.6, 0.9, recovery_s=5.0)
     controller.observe(1.0, 0.0)
     assert controller.share(9.9) == 0.0
     assert controller.share(10.0) == 0.0
@@ -67,10 +67,29 @@ def test_what_nobody_confirms_is_forgotten() -> None:
     assert controller.share(15.0) == 1.0
 
 
+def test_it_may_begin_to_yield_at_however_low_a_pressure() -> None:
+    controller = BatchYield(0.02, 0.04)
+    controller.observe(0.03, 0.0)
+    assert controller.share(0.0) == pytest.approx(0.5)
+    controller.observe(0.0, 1.0)
+    assert controller.share(20.0) == 1.0
+
+
+def test_other_thresholds_hold_from_now_on() -> None:
+    controller = BatchYield(0.6, 0.9, recovery_s=5.0)
+    controller.observe(0.9, 0.0)
+    controller.configure(1.0, 2.0)
+    assert controller.share(1.0) == pytest.approx(0.2), "it rises from where it was"
+    controller.configure(0.3, 0.6)
+    assert controller.share(1.0) == 0.0
+    with pytest.raises(ValueError, match="no way to yield"):
+        controller.configure(0.6, 0.3)
+
+
 @pytest.mark.parametrize("pressure", [-0.1, math.nan])
 def test_no_pressure(pressure: float) -> None:
     with pytest.raises(ValueError, match="no pressure"):
-        BatchYield().observe(pressure, 0.0)
+        BatchYield(0.6, 0.9).observe(pressure, 0.0)
 
 
 @pytest.mark.parametrize(

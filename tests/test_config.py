@@ -154,6 +154,10 @@ models: tiny
         ("a: \x07", "line 1: not valid YAML: the character '\\x07'"),
         (ONE_WORKER + "listen:", "line 2: listen: expected a section of settings; given nothing"),
         (ONE_WORKER + "listen: {port: 65536}", "line 2: listen.port: expected at most 65535; given 65536"),
+        (
+            ONE_WORKER + "tenants: {members: [{name: a, weight: 1.0e-7}]}",
+            "line 2: tenants.members[0].weight: expected at least 0.001; given 1e-07",
+        ),
         (ONE_WORKER + "listen: {port: true}", "line 2: listen.port: expected a whole number; given true"),
         (ONE_WORKER + "listen: {port: 1.5}", "line 2: listen.port: expected a whole number; given 1.5"),
         (ONE_WORKER + "listen: {host: 1}", "line 2: listen.host: expected text; given 1"),

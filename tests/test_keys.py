@@ -121,6 +121,16 @@ def test_a_new_key_is_printed_once_and_its_digest_kept(tmp_path: Path) -> None:
     assert "there is no key" in again.stderr
 
 
+def test_a_key_whose_digest_is_in_capitals_can_be_revoked(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    entry = {"tenant": "acme", "digest": "sha256:" + digest("acme")[7:].upper(), "created": "2026-01-01T00:00:00Z"}
+    file.write_text(json.dumps({"version": 1, "keys": [entry]}))
+    file.chmod(0o600)
+    shown = keys("list", "-f", str(file)).stdout.split()[5]
+    assert keys("revoke", shown, "-f", str(file)).exit_code == 0
+    assert read_keys(file) == []
+
+
 def test_without_a_file_the_digest_is_told(tmp_path: Path) -> None:
     made = keys("new", "acme")
     key = made.stdout.strip()

@@ -89,12 +89,25 @@ def test_another_rate_keeps_what_was_taken() -> None:
     bucket = Bucket(60, 0.0)
     bucket.charge(50, 0.0)
     bucket.configure(30, 0.0)
-    assert bucket.level(0.0) == -20
+    assert bucket.level(0.0) == 0
     bucket.configure(600, 0.0)
-    assert bucket.level(0.0) == 550
+    assert bucket.level(0.0) == 570
     for rate in (0, -1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="a rate is a positive number"):
             Bucket(rate, 0.0)
+
+
+def test_a_lower_rate_locks_nobody_out_for_what_was_within_the_other() -> None:
+    """Half of a million tokens a minute are no debt of 34 days under a rate of ten."""
+    bucket = Bucket(1_000_000, 0.0)
+    bucket.charge(500_000, 0.0)
+    bucket.configure(10, 0.0)
+    assert bucket.wait_s(1, 0.0) == pytest.approx(6.0)
+    bucket = Bucket(1_000_000, 0.0)
+    bucket.charge(1_500_000, 0.0)
+    waits = bucket.wait_s(0, 0.0)
+    bucket.configure(10, 0.0)
+    assert bucket.wait_s(0, 0.0) == pytest.approx(waits), "a debt takes as long to pay as it did"
 
 
 def test_of_several_reasons_the_longest_is_told() -> None:

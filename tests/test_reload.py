@@ -125,6 +125,19 @@ async def test_the_way_of_a_request_follows_the_file(gateway: Running) -> None:
         await gateway.change(response_headers="{worker: x-worker}")
 
 
+async def test_the_queue_goes_on_under_other_settings_of_the_same_policy(gateway: Running) -> None:
+    await gateway.change(admission="{policy: fair}")
+    gate = gateway.program.pipeline.gate
+    assert gate is not None
+    await gateway.change(admission="{policy: fair, max_waiting: 7, batch: {yield_from: 0.05, yield_all: 0.1}}")
+    assert gateway.program.pipeline.gate is gate
+    settings = gate.queue.settings
+    assert (settings.max_waiting, settings.yield_from, settings.yield_all) == (7, 0.05, 0.1)
+    await gateway.chat()
+    await gateway.change(admission="{policy: priority}")
+    assert gateway.program.pipeline.gate is not gate
+
+
 async def test_limits_and_timeouts_follow_the_file(gateway: Running) -> None:
     program = gateway.program
     await gateway.change(

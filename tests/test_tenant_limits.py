@@ -157,6 +157,7 @@ async def test_where_a_model_cannot_be_served_another_one_is_that_the_tenant_may
         ("/v1/chat/completions", {"n": 3}, "n"),
         ("/v1/chat/completions", {"max_tokens": "5"}, "max_tokens"),
         ("/v1/chat/completions", {"max_tokens": 5.0}, "max_tokens"),
+        ("/v1/chat/completions", {"max_tokens": -1}, "max_tokens"),
         ("/v1/completions", {"max_tokens": 11}, "max_tokens"),
         ("/v1/completions", {"best_of": 3}, "best_of"),
         ("/v1/responses", {"max_output_tokens": 11}, "max_output_tokens"),
@@ -185,11 +186,12 @@ async def test_a_cap_is_what_a_request_gets_that_names_none_and_a_models_own_cap
             await acme.chat.completions.create(**CHAT, max_tokens=None)
             await acme.chat.completions.create(**CHAT, max_completion_tokens=20)
             await acme.completions.create(model="m", prompt="text")
+            await acme.completions.create(model="m", prompt="text", max_tokens=None)
             with pytest.raises(openai.BadRequestError) as told:
                 await acme.chat.completions.create(**CHAT, max_tokens=21)
         assert told.value.code == "limit_exceeded"
         sent = [json.loads(body) for _, body in worker.requests]
-        assert [body.get("max_tokens") for body in sent] == [20, 20, None, None]
+        assert [body.get("max_tokens") for body in sent] == [20, 20, None, None, 20]
         assert all(body["cache_salt"] for body in sent)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gateway.api_keys import digest_of, key_id, new_key, read_digest, written
+from gateway.api_keys import KeyDigest, digest_of, key_id, new_key, read_digest, written
 from gateway.cli.console import fail, fail_config
 from gateway.config import Config, ConfigError, load_config
 from gateway.keys_file import add_key, read_keys, remove_key
@@ -40,7 +40,7 @@ class _Known(NamedTuple):
     """A key that is in force."""
 
     tenant: str
-    digest: str
+    digest: KeyDigest
     created: str
     place: str
 
@@ -95,7 +95,7 @@ def list_(
     """
     table = Table("tenant", "id", "created", "where", box=None, pad_edge=False)
     for known in _known(config, file):
-        table.add_row(escape(known.tenant), _id(known.digest), known.created, escape(known.place))
+        table.add_row(escape(known.tenant), key_id(known.digest), known.created, escape(known.place))
     Console(highlight=False, soft_wrap=True).print(table)
 
 
@@ -112,21 +112,21 @@ def revoke(
         prefixgate keys revoke 3f9a2c71b0de --file keys.json
     """
     wanted = id.removeprefix("sha256:").lower()
-    found = [known for known in _known(config, file) if known.digest.removeprefix("sha256:").startswith(wanted)]
+    found = [known for known in _known(config, file) if known.digest.hex().startswith(wanted)]
     if len(wanted) < 8 or not found:
         fail(f"there is no key {id}" if len(wanted) >= 8 else "an id has at least 8 digits")
     if len({known.digest for known in found}) > 1:
         fail(f"several keys begin with {id}; give more digits")
     target = _keys_file(config, file)
     try:
-        removed = target is not None and remove_key(target, found[0].digest)
+        removed = target is not None and remove_key(target, written(found[0].digest))
     except ConfigError as error:
         fail_config(error)
     left = [known.place for known in found if known.place != str(target)]
     if left:
-        fail(f"key {_id(found[0].digest)} stands in {left[0]}: take it out there")
+        fail(f"key {key_id(found[0].digest)} stands in {left[0]}: take it out there")
     if removed:
-        done = f"[bold green]✓[/] key [bold]{_id(found[0].digest)}[/] of {escape(found[0].tenant)} is revoked"
+        done = f"[bold green]✓[/] key [bold]{key_id(found[0].digest)}[/] of {escape(found[0].tenant)} is revoked"
         Console(stderr=True, highlight=False, soft_wrap=True).print(done)
 
 
@@ -136,7 +136,7 @@ def _known(config: Path | None, file: Path | None) -> Sequence[_Known]:
     known: list[_Known] = []
     if config is not None:
         for tenant in _loaded(config).tenants.members:
-            known += [_Known(tenant.name, key.get_secret_value(), "–", str(config)) for key in tenant.keys]
+            known += [_Known(tenant.name, read_digest(key.get_secret_value()), "–", str(config)) for key in tenant.keys]
     if target is None:
         return known
     try:
@@ -144,7 +144,7 @@ def _known(config: Path | None, file: Path | None) -> Sequence[_Known]:
     except ConfigError as error:
         fail_config(error)
     return known + [
-        _Known(entry.tenant, entry.digest, entry.created.isoformat(timespec="seconds"), str(target))
+        _Known(entry.tenant, read_digest(entry.digest), entry.created.isoformat(timespec="seconds"), str(target))
         for entry in entries
     ]
 
@@ -160,7 +160,3 @@ def _loaded(config: Path) -> Config:
         return load_config(config)
     except ConfigError as error:
         fail_config(error)
-
-
-def _id(digest: str) -> str:
-    return key_id(read_digest(digest))

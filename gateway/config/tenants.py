@@ -126,7 +126,7 @@ class Tenant(Strict):
     keys. More may be in `keys_file`."""
     priority: PriorityClass = "standard"
     """The class of its requests: how urgent they are."""
-    weight: float = Field(default=1.0, gt=0, le=1000)
+    weight: float = Field(default=1.0, ge=0.001, le=1000)
     """Its share beside the other tenants' of its class: 2 is twice as much as 1."""
     slo: Slo = Slo()
     """What it is promised."""

@@ -18,7 +18,6 @@ from gateway.replay.slo import Slos
 from gateway.replay.virtual_engines import Engines, Known
 from policies.admission import AdmissionQueue, make_admission
 from policies.admission_types import AdmissionSettings, Refused, Request, ServiceClass, Ticket
-from policies.batch_yield import BatchYield
 from policies.latency_pressure import SloPressure
 from policies.worker_room import DEFAULT_WINDOW_S
 
@@ -41,8 +40,6 @@ class AdmissionStage:
     """A class without a bound on its time to first token has no deadline."""
     settings: AdmissionSettings = field(default_factory=AdmissionSettings)
     window_s: float = DEFAULT_WINDOW_S
-    yields: tuple[float, float] = (0.6, 0.9)
-    """Pressure from which batch work gets less, and from which it gets nothing."""
 
 
 @dataclass(slots=True)
@@ -70,10 +67,7 @@ class Admission:
         """Raises ValueError for a policy that is not there, or customers for another number of arrivals."""
         if stage.customers and len(stage.customers) != len(arrivals):
             raise ValueError(f"{len(stage.customers):,} customers for {len(arrivals):,} requests")
-        start, stop = stage.yields
-        self.queue: AdmissionQueue = make_admission(
-            stage.policy, stage.settings, batch_yield=BatchYield(start, stop, band=min(0.1, start / 2))
-        )
+        self.queue: AdmissionQueue = make_admission(stage.policy, stage.settings)
         self._stage = stage
         self._engines = engines
         self._arrivals = arrivals
@@ -110,30 +104,33 @@ class Admission:
             deadline=due,
             lead_s=lead,
         )
-        record.expected_s = lead + forecast.turn(self.queue.tokens_ahead(request), workers)
+        record.expected_s = lead + forecast.turn(_MODEL, self.queue.tokens_ahead(request), workers)
         answer = self.queue.offer(request, now, record.expected_s)
         if isinstance(answer, Refused):
             self._give_up(record, "refused", answer.reason, now)
             return False
         self.demoted += answer.service_class != customer.service_class
-        self._forecast.drain.queued(now)
+        self._forecast.drains[_MODEL].queued(now)
         self._by_ticket[answer.ticket] = self._by_index[index] = _Request(index, answer.ticket, known)
         return True
 
     def dispatch(self, now: float) -> list[int]:
         """Send what there is room for; returns the requests that were given up."""
+        if self._pressure.fades_at < now:
+            self.queue.pressure(_MODEL, self._pressure.at(now), now)
         while len(self.queue):
             self._engines.scrape(now)
             free, among = self._forecast.rooms([*self._engines.workers.values()], now)
-            dispatched = self.queue.next(now, partial(_same, free)) if free else None
+            dispatched = self.queue.next(now, partial(_same, free))
             if dispatched is None:
                 break
             self._send(self._by_ticket[dispatched.ticket], now, among)
+        self._forecast.look(self.queue, now)
         gone = []
         for expired in self.queue.expire(now):
             request = self._by_ticket.pop(expired.ticket)
             del self._by_index[request.index]
-            self._forecast.drain.left(0.0, now, len(self.queue))
+            self._forecast.drains[_MODEL].left(0.0, now, len(self.queue))
             self._give_up(self._records[request.index], "expired", expired.reason, now)
             gone.append(request.index)
         return gone
@@ -145,7 +142,7 @@ class Admission:
     def put_back(self, index: int, now: float) -> None:
         """Its worker was lost before it answered: it waits again."""
         self.queue.put_back(self._by_index[index].ticket)
-        self._forecast.drain.queued(now)
+        self._forecast.drains[_MODEL].queued(now)
 
     def drop(self, index: int) -> None:
         """Its worker was lost in the middle of its answer."""
@@ -160,7 +157,7 @@ class Admission:
         self._by_index[index].cached = cached
         bound, seconds = self._slos(index).ttft, self._records[index].ttft
         if bound is not None and seconds is not None:
-            self.queue.pressure(self._pressure.first_token(seconds / bound, at), at)
+            self.queue.pressure(_MODEL, self._pressure.first_token(seconds / bound, at), at)
 
     def ended(self, index: int, at: float) -> None:
         """Its last token came."""
@@ -169,7 +166,7 @@ class Admission:
         self.queue.finished(request.ticket, float(self._arrivals[index].input_tokens - request.cached))
         bound, seconds = self._slos(index).tpot, self._records[index].tpot
         if bound is not None and seconds is not None:
-            self.queue.pressure(self._pressure.per_token(seconds / bound, at), at)
+            self.queue.pressure(_MODEL, self._pressure.per_token(seconds / bound, at), at)
 
     # -- parts
 
@@ -196,7 +193,7 @@ class Admission:
         )
         request.known = None
         self.queue.correct(request.ticket, lacking)
-        self._forecast.drain.left(lacking, now, len(self.queue))
+        self._forecast.drains[_MODEL].left(lacking, now, len(self.queue))
 
     def _give_up(self, record: RequestRecord, error: str, reason: str, now: float) -> None:
         record.error, record.error_detail, record.finished = error, str(reason), now

@@ -58,7 +58,7 @@ class AdmissionMetrics:
         yield refusals
         yield GaugeMetricFamily(
             "prefixgate_admission_pressure",
-            "Recent times to first token of interactive requests, their 95th percentile, of the objective.",
+            "Recent latency of interactive requests, its 95th percentile, of the objective; of the model most pressed.",
             value=gate.pressure,
         )
         waited = HistogramMetricFamily(
