@@ -394,10 +394,8 @@ class ResponseCaching(AlikeAnswers):
             return None
         usage, stamp = facts.usage, cached.stamp
         entry = ResponseEntry(
-            status=_OK,
             content_type=_JSON,
             body=body,
-            streamed=False,  # both forms can be made of this one, which is the smaller
             model=cached.call.model or "",
             stored_at=self._wall(),
             stamp=stamp or _NO_STAMP,
