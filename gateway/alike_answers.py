@@ -51,7 +51,9 @@ class AlikeAnswers(ABC):
     _attempt: Callable[[Exchange, Callable[[Exchange], None]], None]
 
     @abstractmethod
-    def _park(self, exchange: Exchange, cached: CachedCall, timeout: float, otherwise: Callable[[], None]) -> None: ...
+    def _park(
+        self, exchange: Exchange, cached: CachedCall, timeout: float, otherwise: Callable[[], None]
+    ) -> asyncio.TimerHandle: ...
 
     @abstractmethod
     def _listen(self, exchange: Exchange, cached: CachedCall) -> None: ...

@@ -233,15 +233,15 @@ class ResponseCaching(AlikeAnswers):
         """Go on with what comes of `work`, or with None where that fails or takes too long."""
 
         def go_on(found: T | None) -> None:
-            if cached.unpark(exchange):
+            # By then it may wait for something else.
+            if cached.timer is timer and cached.unpark(exchange):
                 self._attempt(exchange, lambda each: then(each, cached, found))
 
+        timer = self._park(exchange, cached, timeout, lambda: go_on(None))
         if self._in_threads >= _MOST_IN_THREADS:
-            self._park(exchange, cached, timeout, lambda: None)
             go_on(None)
             return
         self._in_threads += 1
-        self._park(exchange, cached, timeout, lambda: go_on(None))
 
         def done(worked: asyncio.Future[T]) -> None:
             self._in_threads -= 1
@@ -257,11 +257,14 @@ class ResponseCaching(AlikeAnswers):
         if not served and not self._miss(exchange, cached):
             self._proceed(exchange)
 
-    def _park(self, exchange: Exchange, cached: CachedCall, timeout: float, otherwise: Callable[[], None]) -> None:
+    def _park(
+        self, exchange: Exchange, cached: CachedCall, timeout: float, otherwise: Callable[[], None]
+    ) -> asyncio.TimerHandle:
         exchange.caching = cached
         cached.waits = True
-        cached.timer = self._loop.call_later(timeout, otherwise)
+        timer = cached.timer = self._loop.call_later(timeout, otherwise)
         exchange.wait(timeout + GRACE)
+        return timer
 
     # -- nobody knows the answer
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +33,33 @@ async def test_answers_on_disk_outlive_the_gateway(tmp_path: Path, more: str) ->
         it.check_left()
     kept = b"".join(file.read_bytes() for file in (tmp_path / "answers").rglob("*") if file.is_file())
     assert (b"Answer 1." in kept) is not bool(more)
+
+
+class Late(ThreadPoolExecutor):
+    """Does nothing until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        return super().submit(lambda: self.may.wait(5.0) and work(*args, **more))
+
+
+async def test_a_store_that_answers_too_late_is_not_heard(tmp_path: Path) -> None:
+    """Not even by a request that waits for something else by then."""
+    async with setting(f"disk: {{path: '{tmp_path / 'answers'}'}}, lookup_timeout: 20ms") as it:
+        it.worker.hold = True
+        it.caching.executor = late = Late()
+        tasks = [asyncio.create_task(it.ask()) for _ in range(3)]
+        await eventually(lambda: it.caching.flights.table.waiting == 2)
+        late.may.set()
+        await asyncio.to_thread(late.shutdown)
+        await asyncio.sleep(0.05)
+        it.worker.may.release()
+        assert {text for text, _ in await asyncio.gather(*tasks)} == {"Answer 1."}
+        assert it.worker.calls == 1
+        it.check_left()
 
 
 @needs_redis
