@@ -97,7 +97,10 @@ class AlikeAnswers(ABC):
             return None
 
         def partition(question: Question) -> ResponseKey:
-            variants = [*variants_of(exchange, cached.call), ("embedder", semantic.batcher.name)]
+            variants = [
+                *variants_of(exchange, cached.call, cached.caching.settings),
+                ("embedder", semantic.batcher.name),
+            ]
             return key_of(exchange, cached.call, question.rest, variants)
 
         try:

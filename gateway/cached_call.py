@@ -44,6 +44,8 @@ class CachingSettings:
     coalesce: bool = True
     coalesce_wait: float = 120.0
     pace: float = 0.0
+    by_credentials: bool = False
+    """Are workers shown the clients' own credentials? Then an answer is for who shows the same."""
 
 
 @dataclass(slots=True, eq=False)

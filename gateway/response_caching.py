@@ -30,7 +30,7 @@ from gateway.answer_verifier import AnswerVerifier
 from gateway.api_error import ApiError
 from gateway.background_client import BackgroundClient
 from gateway.cached_call import CachedCall, CachingSettings, Result, tell, told
-from gateway.header_finder import header_finder
+from gateway.header_finder import header_finder, list_finder
 from gateway.request_keys import Keyed, keyed
 from gateway.request_record import Outcome
 from gateway.routes import Kind
@@ -54,7 +54,7 @@ T = TypeVar("T")
 Examined = tuple[answers.Facts, bytes]
 """What is known of an answer, and its body in one piece."""
 
-_cache_control: Final = header_finder("cache-control")
+_cache_control: Final = list_finder("cache-control")
 _own_header: Final = header_finder("x-prefixgate-cache")
 _OK: Final = 200
 
@@ -121,8 +121,9 @@ class ResponseCaching(AlikeAnswers):
         beginning.usage = call.streams and answers.wants_usage(call.fields)
         beginning.wishes = wishes
         if len(exchange.body) <= LONG_BODY:
-            return self._look_up(exchange, beginning, keyed(exchange, call, check=False))
-        self._in_thread(exchange, beginning, _KEY_WAIT, partial(keyed, exchange, call, check=True), self._long_keyed)
+            return self._look_up(exchange, beginning, keyed(exchange, call, self.settings, check=False))
+        key = partial(keyed, exchange, call, self.settings, check=True)
+        self._in_thread(exchange, beginning, _KEY_WAIT, key, self._long_keyed)
         return True
 
     def _long_keyed(self, exchange: Exchange, cached: CachedCall, keyed: Keyed | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from contextlib import suppress
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests.answer_fixtures import MESSAGE
 from tests.caching_fixtures import ASKED, setting
+from tests.data_plane_fixtures import ask, post
 from tests.gateway_fixtures import eventually
 from tests.tenant_fixtures import KEYS, tenants
 
@@ -106,6 +109,39 @@ async def test_clients_say_what_they_want_of_the_cache() -> None:
         assert await it.ask(headers={"Cache-Control": "only-if-cached"}) == ("Answer 3.", "hit")
         assert await it.ask(headers={"x-prefixgate-cache": "off"}) == ("Answer 4.", "bypass")
         it.check_left()
+
+
+async def test_what_a_client_says_in_several_lines_counts_as_one() -> None:
+    body = json.dumps(ASKED).encode()
+    async with setting() as it:
+        for twice in ([b"Cache-Control: max-age=60", b"cache-control: no-store"], [b"Cache-Control: no-store"] * 2):
+            assert (await ask(it.gateway, post(body, *twice))).fields["x-prefixgate-cache"] == "bypass"
+        message = json.dumps({**ASKED, "max_tokens": 9}).encode()
+        beta = [b"anthropic-beta: one", b"anthropic-beta: two"]
+        told: list[str] = []
+        for fields in (beta[:1], beta, beta, [b"anthropic-beta: one, two"]):
+            it.worker.text = json.dumps(MESSAGE)
+            answer = await ask(it.gateway, post(message, *fields, path=b"/v1/messages"))
+            told.append(answer.fields["x-prefixgate-cache"])
+        assert told == ["miss", "miss", "hit", "hit"]
+
+
+async def test_what_stands_in_the_query_may_change_an_answer() -> None:
+    body = json.dumps(ASKED).encode()
+    async with setting() as it:
+        paths = [b"/v1/chat/completions" + query for query in (b"", b"?api-version=1", b"?api-version=2")]
+        for wanted in ("miss", "hit"):
+            for path in paths:
+                assert (await ask(it.gateway, post(body, path=path))).fields["x-prefixgate-cache"] == wanted
+        assert it.worker.calls == 3
+
+
+async def test_answers_to_a_clients_own_credentials_are_for_these_alone() -> None:
+    """Where workers are shown them, they may refuse one client what they answer another."""
+    for shown, told in (("true", ["miss", "miss", "hit"]), ("false", ["miss", "hit", "hit"])):
+        async with setting(worker=f", forward_client_key: {shown}") as it:
+            assert [(await it.ask(key=key))[1] for key in ("one", "other", "one")] == told
+            it.check_left()
 
 
 async def test_tenants_share_no_answers_and_have_their_own_rules() -> None:
