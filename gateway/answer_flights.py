@@ -63,7 +63,7 @@ class AnswerFlights:
         if leader is None or not same or (leader.parts is None and not leader.waits):
             return
         leader.followers.append(exchange)
-        if leader.parts:
+        if leader.parts and leader.streams:
             self._begin(exchange, b"".join(leader.parts))
 
     def pass_on(self, leader: CachedCall, data: bytes) -> None:

@@ -274,6 +274,8 @@ class ResponseCaching(AlikeAnswers):
         if cached.asked.only_if_cached:
             raise _not_cached()
         together = self.settings.coalesce and cached.asked.reads and cached.fallback is None
+        if together and self.flights.leader(cached.key) is None:
+            together = self._is_unambiguous(exchange, cached)  # else its answer may be another's than theirs who wait
         if together and not self._leader_is_late(cached) and self.flights.waits(exchange, cached):
             wait = self.settings.coalesce_wait
             self._park(exchange, cached, wait, lambda: self._alone(exchange, cached))
@@ -294,14 +296,18 @@ class ResponseCaching(AlikeAnswers):
         return not self.cache.may_keep(leader.key, model, leader.stamp, self._wall(), leader.openings)
 
     def _listen(self, exchange: Exchange, cached: CachedCall) -> None:
-        if cached.unambiguous is None:
-            cached.unambiguous = is_unambiguous(exchange.body)
-        if not cached.unambiguous:
+        if not self._is_unambiguous(exchange, cached):
             cached.stamp = None
             self.refusals[Refusal.AMBIGUOUS.value] += 1
         cached.openings = openings_in(cached.call.fields)  # they are gone when the answer comes
         exchange.caching = cached
         cached.again(exchange)
+
+    @staticmethod
+    def _is_unambiguous(exchange: Exchange, cached: CachedCall) -> bool:
+        if cached.unambiguous is None:
+            cached.unambiguous = is_unambiguous(exchange.body)
+        return cached.unambiguous
 
     def _alone(self, exchange: Exchange, cached: CachedCall) -> None:
         """It has waited long enough, or in vain."""

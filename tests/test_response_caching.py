@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.answer_fixtures import MESSAGE
-from tests.caching_fixtures import ASKED, setting
+from tests.caching_fixtures import ASKED, setting, whole
 from tests.data_plane_fixtures import ask, post
 from tests.gateway_fixtures import eventually
 from tests.tenant_fixtures import KEYS, tenants
@@ -275,6 +275,38 @@ async def test_who_asked_first_leaves_in_the_middle_of_its_stream() -> None:
         assert "".join([each.choices[0].delta.content or "" async for each in streams[1]]) == "Answer 1."
         assert (await it.ask())[1] == "hit"
         await eventually(lambda: not it.pipeline.live)
+        it.check_left()
+
+
+async def test_who_streams_gets_an_answer_that_came_in_one_piece_at_its_end() -> None:
+    """As from a worker that does not stream what it was asked to."""
+    async with setting() as it:
+        it.worker.hold, it.worker.text = True, json.dumps(whole("Whole."))
+        body = json.dumps({**ASKED, "stream": True}).encode()
+        first = asyncio.create_task(ask(it.gateway, post(body)))
+        await eventually(lambda: it.worker.calls == 1)
+        others = [asyncio.create_task(it.stream()), asyncio.create_task(it.ask())]
+        await eventually(lambda: it.caching.flights.table.waiting == 2)
+        it.worker.may.release()
+        assert (await first).fields["content-type"] == "application/json"
+        assert await asyncio.wait_for(asyncio.gather(*others), 5.0) == [("Whole.", "hit")] * 2
+        it.check_left()
+
+
+async def test_what_parsers_may_read_differently_is_nobody_elses() -> None:
+    plain = json.dumps(ASKED).encode()
+    twice = plain.replace(b'"temperature"', b'"seed": 1, "temperature"').replace(b"{", b'{"seed": 2, ', 1)
+    once = plain.replace(b'"temperature"', b'"seed": 1, "temperature"')
+    async with setting() as it:
+        it.worker.hold = True
+        tasks = [asyncio.create_task(ask(it.gateway, post(twice)))]
+        await eventually(lambda: it.worker.calls == 1)
+        tasks += [asyncio.create_task(ask(it.gateway, post(once))) for _ in range(2)]
+        await eventually(lambda: it.worker.calls == 2)
+        for _ in tasks:
+            it.worker.may.release()
+        assert [(await task).fields["x-prefixgate-cache"] for task in tasks] == ["miss", "miss", "hit"]
+        assert it.worker.calls == 2
         it.check_left()
 
 
