@@ -39,6 +39,7 @@ from policies.response_freshness import (
     CacheDirectives,
     Freshness,
     FreshnessRules,
+    judge,
     parse_cache_control,
 )
 from policies.response_policy import AnswerFacts, Refusal, refuse_answer, refuse_request
@@ -128,7 +129,8 @@ class ResponseCaching(AlikeAnswers):
 
     def _long_keyed(self, exchange: Exchange, cached: CachedCall, keyed: Keyed | None) -> None:
         """The key of a long request is known; None: that took too long."""
-        if keyed is None or not self._look_up(exchange, cached, keyed):
+        known = self._bypass(exchange, cached.asked, None) if keyed is None else self._look_up(exchange, cached, keyed)
+        if not known:
             self._proceed(exchange)
 
     def _look_up(self, exchange: Exchange, cached: CachedCall, keyed: Keyed) -> bool:
@@ -139,10 +141,10 @@ class ResponseCaching(AlikeAnswers):
         cached.unambiguous = keyed.unambiguous
         if cached.asked.reads:
             found = self.cache.lookup(cached.key, cached.rules, cached.asked)
-            if found is not None:
-                if self._serve(exchange, cached, found):
-                    return True
-            elif self.cache.has_slower:
+            if found is not None and self._serve(exchange, cached, found):
+                return True
+            # Another gateway may have fetched a newer one than what is only better than an error.
+            if self.cache.has_slower and (found is None or cached.fallback is not None):
                 look = partial(self.cache.lookup_slower, cached.key, cached.rules, cached.asked)
                 self._in_thread(exchange, cached, self.settings.lookup_timeout, look, self._found)
                 return True
@@ -171,7 +173,8 @@ class ResponseCaching(AlikeAnswers):
         if found.freshness is Freshness.FRESH:
             return self._replay(exchange, cached, found.entry, Result.HIT, found.age)
         if found.freshness is Freshness.STALE_IF_ERROR:
-            cached.fallback = found
+            if cached.fallback is None or found.entry.stored_at > cached.fallback.entry.stored_at:
+                cached.fallback = found
             return False
         body = exchange.body  # which is dropped once it is answered
         if not self._replay(exchange, cached, found.entry, Result.STALE, found.age):
@@ -184,8 +187,11 @@ class ResponseCaching(AlikeAnswers):
         found, cached.fallback = cached.fallback, None
         if found is None or not self.cache.still_readable(cached.key, found.entry):
             return False
+        freshness, age, _ = judge(found.entry.stored_at, self._wall(), cached.rules, cached.asked)
+        if freshness is Freshness.EXPIRED:  # while workers were asked
+            return False
         exchange.own_fields = exchange.own_fields.replace(told(Result.MISS), b"")
-        return self._replay(exchange, cached, found.entry, Result.STALE, found.age)
+        return self._replay(exchange, cached, found.entry, Result.STALE, age)
 
     def _replay(
         self,

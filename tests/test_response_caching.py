@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import openai
@@ -180,6 +184,47 @@ async def test_a_stale_answer_is_better_than_none() -> None:
         assert await it.stream() == ("Answer 1.", "stale")
         it.worker.status = 200
         assert (await it.ask())[1] == "miss"
+        it.check_left()
+
+
+async def test_how_stale_an_answer_may_be_counts_when_it_is_served() -> None:
+    async with setting("ttl: 1ms, stale_if_error: 60s", "upstream: {max_attempts: 1}\n") as it:
+        for waits, told in ((1.5, "1"), (61.0, None)):
+            it.worker.hold, it.worker.status = False, 200
+            it.caching._wall = time.time
+            await it.ask(headers={"Cache-Control": "no-cache"})
+            await asyncio.sleep(0.01)
+            it.worker.hold, it.worker.status, calls = True, 500, it.worker.calls
+            asked = asyncio.create_task(ask(it.gateway, post(json.dumps(ASKED).encode())))
+            await eventually(lambda calls=calls: it.worker.calls == calls + 1)  # type: ignore[misc]
+            it.caching._wall = partial(_later, waits)
+            it.worker.may.release()
+            answer = await asked
+            assert (answer.status, answer.fields.get("age")) == ((200, told) if told else (502, None))
+        it.check_left()
+
+
+def _later(seconds: float) -> float:
+    return time.time() + seconds
+
+
+class Failing(Executor):
+    """Does nothing."""
+
+    def submit(self, _: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        failed: Future[Any] = Future()
+        failed.set_exception(RuntimeError(f"no thread for {len(args)} and {len(more)}"))
+        return failed
+
+
+async def test_a_long_request_whose_key_is_not_known_is_told_so() -> None:
+    messages = [{"role": "user", "content": "Long. " * 60_000}]
+    async with setting() as it:
+        it.caching.executor = Failing()
+        assert await it.ask(messages=messages) == ("Answer 1.", "bypass")
+        with pytest.raises(openai.InternalServerError, match="no stored answer"):
+            await it.ask(messages=messages, headers={"Cache-Control": "only-if-cached"})
+        assert it.worker.calls == 1
         it.check_left()
 
 

@@ -75,6 +75,23 @@ async def test_gateways_share_what_redis_has() -> None:
 
 
 @needs_redis
+async def test_what_another_gateway_has_fetched_anew_is_better_than_what_is_stale_here() -> None:
+    with redis_server() as server:
+        cache = f"ttl: 1s, stale_if_error: 60s, redis: {{url: '{server.unix_url}', timeout: 2s}}, lookup_timeout: 5s"
+        async with setting(cache) as one, setting(cache) as other:
+            await eventually(lambda: None not in (one.caching.cache.begin(), other.caching.cache.begin()))
+            await one.ask()
+            await asyncio.to_thread(one.caching.cache.flush)
+            assert await other.ask() == ("Answer 1.", "hit")
+            await asyncio.sleep(1.0)
+            assert await one.ask() == ("Answer 2.", "miss")
+            await asyncio.to_thread(one.caching.cache.flush)
+            assert await other.ask() == ("Answer 2.", "hit")
+            assert other.worker.calls == 0
+            other.check_left()
+
+
+@needs_redis
 @pytest.mark.parametrize("what", ["killed", "frozen", "not allowed", "full"])
 async def test_whatever_becomes_of_redis_every_request_is_answered(what: str, caplog: pytest.LogCaptureFixture) -> None:
     with redis_server() as server:
