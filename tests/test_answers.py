@@ -163,6 +163,23 @@ def test_a_custom_tool_and_a_call_of_an_unknown_type() -> None:
     assert json.loads(assembled(Kind.CHAT, b"".join(disassemble(Kind.CHAT, as_json(body), usage=True)))) == body
 
 
+def test_calls_that_bring_an_index_of_their_own() -> None:
+    """As SGLang's do, null or not."""
+    calls = [
+        {"id": name, "index": index, "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+        for name, index in (("a", None), ("b", 7))
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    body = {**CHAT, "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}]}
+    stream = b"".join(disassemble(Kind.CHAT, as_json(body)))
+    told = [choice["delta"] for chunk in parsed(stream.replace(b"data: [DONE]\n\n", b"")) for choice in chunk["choices"]]
+    assert [call["index"] for delta in told for call in delta.get("tool_calls", [])] == [0, 0, 1, 1]
+    assert [(call["id"], call["function"]["arguments"]) for call in message_of(stream)["tool_calls"]] == [
+        ("a", '{"x": 1}'),
+        ("b", '{"x": 1}'),
+    ]
+
+
 def test_chunks_of_azure() -> None:
     """Its first chunk has no choices, no id and no model; filters tell of a choice without a delta."""
     filters = {"hate": {"filtered": False, "severity": "safe"}}
