@@ -329,7 +329,7 @@ class ResponseCaching(AlikeAnswers):
             return
         client = BackgroundClient(server)
         twin = client.ask(exchange.head, body)
-        again = replace(cached, waits=False, timer=None, asked=NOTHING_SAID)
+        again = replace(cached, waits=False, timer=None, fallback=None, asked=NOTHING_SAID)
         if not self.flights.leads(twin, again):  # somebody fetches it already
             client.exchange_over(twin)
             return

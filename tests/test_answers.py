@@ -171,10 +171,10 @@ def test_calls_that_bring_an_index_of_their_own() -> None:
     ]
     message = {"role": "assistant", "content": None, "tool_calls": calls}
     body = {**CHAT, "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}]}
-    stream = b"".join(disassemble(Kind.CHAT, as_json(body)))
-    told = [choice["delta"] for chunk in parsed(stream.replace(b"data: [DONE]\n\n", b"")) for choice in chunk["choices"]]
+    events = disassemble(Kind.CHAT, as_json(body))
+    told = [chunk["choices"][0]["delta"] for chunk in parsed(b"".join(events[:-1]))]
     assert [call["index"] for delta in told for call in delta.get("tool_calls", [])] == [0, 0, 1, 1]
-    assert [(call["id"], call["function"]["arguments"]) for call in message_of(stream)["tool_calls"]] == [
+    assert [(call["id"], call["function"]["arguments"]) for call in message_of(b"".join(events))["tool_calls"]] == [
         ("a", '{"x": 1}'),
         ("b", '{"x": 1}'),
     ]

@@ -92,6 +92,24 @@ async def test_what_another_gateway_has_fetched_anew_is_better_than_what_is_stal
 
 
 @needs_redis
+async def test_of_a_stale_one_here_and_a_newer_one_elsewhere_the_newer_is_served() -> None:
+    with redis_server() as server:
+        times = "ttl: 1ms, stale_while_revalidate: 1s, stale_if_error: 60s"
+        cache = f"{times}, redis: {{url: '{server.unix_url}', timeout: 2s}}, lookup_timeout: 5s"
+        async with setting(cache) as one, setting(cache) as other:
+            await eventually(lambda: None not in (one.caching.cache.begin(), other.caching.cache.begin()))
+            await other.ask()
+            await asyncio.sleep(1.1)
+            one.worker.calls = 1
+            assert await one.ask(headers={"Cache-Control": "no-cache"}) == ("Answer 2.", "miss")
+            await asyncio.to_thread(one.caching.cache.flush)
+            other.worker.status = 500  # for who fetches another
+            assert await other.ask() == ("Answer 2.", "stale")
+            await eventually(lambda: other.worker.calls > 1 and not other.pipeline.live)
+            other.check_left()
+
+
+@needs_redis
 @pytest.mark.parametrize("what", ["killed", "frozen", "not allowed", "full"])
 async def test_whatever_becomes_of_redis_every_request_is_answered(what: str, caplog: pytest.LogCaptureFixture) -> None:
     with redis_server() as server:
