@@ -244,17 +244,29 @@ class ResponseCaching(AlikeAnswers):
             if cached.timer is timer and cached.unpark(exchange):
                 self._attempt(exchange, lambda each: then(each, cached, found))
 
-        timer = self._park(exchange, cached, timeout, lambda: go_on(None))
-        if self._in_threads >= _MOST_IN_THREADS:
+        def give_up() -> None:
+            if working is not None:
+                working.cancel()  # if it has not begun
             go_on(None)
-            return
+
+        timer = self._park(exchange, cached, timeout, give_up)
+        working = self._work(work, go_on)
+        if working is None:
+            go_on(None)
+
+    def _work(self, work: Callable[[], T], then: Callable[[T | None], None]) -> asyncio.Future[T] | None:
+        """Have a thread do it, `then` go on with what comes of it, None where it failed. None: too much waits there."""
+        if self._in_threads >= _MOST_IN_THREADS:
+            return None
         self._in_threads += 1
 
         def done(worked: asyncio.Future[T]) -> None:
             self._in_threads -= 1
-            go_on(result_of(worked))
+            then(result_of(worked))
 
-        self._loop.run_in_executor(self.executor, work).add_done_callback(done)
+        working = self._loop.run_in_executor(self.executor, work)
+        working.add_done_callback(done)
+        return working
 
     def _found(self, exchange: Exchange, cached: CachedCall, found: Found | None) -> None:
         """What the slower stores have; None where there is nothing, or it took too long."""
@@ -369,11 +381,11 @@ class ResponseCaching(AlikeAnswers):
             self._settle(exchange, cached, None)
             return
         examine = partial(_examined, cached.call.kind, recorded, streamed=exchange.watch is not None)
+        settle = partial(self._settle, exchange, cached)
         if len(recorded) < _LONG:
-            self._settle(exchange, cached, examine())
-        else:
-            looked = self._loop.run_in_executor(self.executor, examine)
-            looked.add_done_callback(lambda done: self._settle(exchange, cached, result_of(done)))
+            settle(examine())
+        elif self._work(examine, settle) is None:
+            settle(None)
 
     def _settle(self, exchange: Exchange, cached: CachedCall, examined: Examined | None) -> None:
         """Keep an answer where it may be kept, and give it to all who wait for it; they go on where there is none."""
@@ -435,7 +447,7 @@ _LONG: Final = 32 << 10
 """Bytes of an answer from which on it is looked at in a thread."""
 _KINDS: Final = (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES, Kind.EMBEDDING)
 _MOST_IN_THREADS: Final = 256
-"""Requests that wait for what is done in threads at a time: beyond that it is skipped."""
+"""Requests and answers that wait for what is done in threads at a time: beyond that it is skipped."""
 _KEY_WAIT: Final = 2.0
 _NO_KEY: Final = ResponseKey(b"")
 _MOST_BACKGROUND: Final = 64

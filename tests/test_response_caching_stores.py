@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,18 @@ async def test_answers_on_disk_outlive_the_gateway(tmp_path: Path, more: str) ->
 class Late(ThreadPoolExecutor):
     """Does nothing until it may."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, threads: int | None = None) -> None:
+        super().__init__(threads)
         self.may = threading.Event()
+        self.asked = self.done = 0
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
-        return super().submit(lambda: self.may.wait(5.0) and work(*args, **more))
+        self.asked += 1
+        return super().submit(lambda: self.may.wait(5.0) and self._do(partial(work, *args, **more)))
+
+    def _do(self, work: Callable[[], Any]) -> Any:
+        self.done += 1
+        return work()
 
 
 async def test_a_store_that_answers_too_late_is_not_heard(tmp_path: Path) -> None:
@@ -59,6 +66,33 @@ async def test_a_store_that_answers_too_late_is_not_heard(tmp_path: Path) -> Non
         it.worker.may.release()
         assert {text for text, _ in await asyncio.gather(*tasks)} == {"Answer 1."}
         assert it.worker.calls == 1
+        it.check_left()
+
+
+async def test_what_nobody_waits_for_any_more_is_not_looked_for(tmp_path: Path) -> None:
+    """Or a slow store would hold up what the same threads are to do for others."""
+    async with setting(f"disk: {{path: '{tmp_path / 'answers'}'}}, lookup_timeout: 20ms") as it:
+        it.caching.executor = late = Late(1)
+        for n in range(5):
+            assert await it.ask(seed=n) == (f"Answer {n + 1}.", "miss")
+        late.may.set()
+        await asyncio.to_thread(late.shutdown)
+        assert (late.asked, late.done) == (5, 1)
+        it.check_left()
+
+
+async def test_long_answers_wait_for_a_thread_in_a_bounded_number(tmp_path: Path) -> None:
+    async with setting(f"disk: {{path: '{tmp_path / 'answers'}'}}, lookup_timeout: 1ms") as it:
+        it.worker.padding = 40_000
+        it.caching.executor = late = Late(1)
+        for n in range(300):
+            await it.ask(seed=n)
+        waiting = len(it.caching.flights.table)
+        late.may.set()
+        assert waiting == 256
+        await eventually(lambda: not len(it.caching.flights.table))
+        assert it.caching.cache.memory_stats().entries == 256
+        late.shutdown()
         it.check_left()
 
 
