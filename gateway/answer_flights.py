@@ -82,6 +82,7 @@ class AnswerFlights:
         exchange.caching = cached
         cached.follows = True
         tell(exchange, Result.HIT)
+        exchange.own_fields += b"\r\nage: 0"
         begin_stream(exchange)
         exchange.response_data(data)
 

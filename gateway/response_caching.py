@@ -308,8 +308,10 @@ class ResponseCaching(AlikeAnswers):
     def _leader_is_late(self, cached: CachedCall) -> bool:
         """Would it wait for an answer that was asked for before such answers were forgotten?"""
         leader = self.flights.leader(cached.key)
-        if leader is None or leader.stamp is None or cached.stamp in {None, leader.stamp}:
+        if leader is None or cached.stamp in {None, leader.stamp}:
             return False
+        if leader.stamp is None:  # what was forgotten was not known then
+            return True
         model = leader.call.model or ""
         return not self.cache.may_keep(leader.key, model, leader.stamp, self._wall(), leader.openings)
 

@@ -294,6 +294,21 @@ async def test_a_stream_that_several_want_comes_to_all_of_them_as_it_comes() -> 
         it.check_left()
 
 
+async def test_who_shares_a_stream_is_told_its_age() -> None:
+    async with setting() as it:
+        it.worker.halves = True
+        body = json.dumps({**ASKED, "stream": True}).encode()
+        asked = [asyncio.create_task(ask(it.gateway, post(body)))]
+        await eventually(lambda: it.worker.calls == 1)
+        asked.append(asyncio.create_task(ask(it.gateway, post(body))))
+        await eventually(lambda: it.caching.flights.table.waiting == 1)
+        it.worker.may.release()
+        told = [
+            (answer.fields["x-prefixgate-cache"], answer.fields.get("age")) for answer in await asyncio.gather(*asked)
+        ]
+        assert told == [("miss", None), ("hit", "0")]
+
+
 async def test_who_follows_a_stream_that_breaks_off_is_told_so() -> None:
     async with setting() as it:
         it.worker.halves = it.worker.breaks = True
