@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from cache.entry_tier import EntryTier
 from cache.response_entry import HEAD_BYTES, ResponseEntry
 from cache.response_key import ResponseKey, store_key, tag_of
 from cache.store import FrameInfo
+
+log = logging.getLogger(__name__)
 
 ENTRY_BYTES: Final = 1_024
 """What an entry that waits is counted for besides its body."""
@@ -98,10 +101,14 @@ class EntryWriter:
 
     def _run(self) -> None:
         while (waiting := self._next()) is not None:
+            written = False
             try:
-                if not self._write(waiting):
-                    self._count(f"dropped: {self._tier.tier}")
+                written = self._write(waiting)
+            except Exception:  # the others go on
+                log.exception("an answer could not be written to the %s tier", self._tier.tier)
             finally:
+                if not written:
+                    self._count(f"dropped: {self._tier.tier}")
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()

@@ -147,7 +147,8 @@ class Epochs:
     def _read_anew(self) -> None:
         found = self._log.read(0)
         generation = decode_header(found[:ITEM_BYTES])
-        if generation is not None:
+        # Of a log that is known already the last item that was read is gone, and who knows what else.
+        if generation is not None and (self._table is None or self._table.generation != generation):
             table = EpochTable(generation)
             self._last = found[:ITEM_BYTES]
             if self._apply(table, found[ITEM_BYTES:], ITEM_BYTES):

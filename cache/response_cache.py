@@ -333,21 +333,26 @@ class _Walk(NamedTuple):
     keys: Callable[[bytes], Iterator[ChunkKey]]
     read: Callable[[ChunkKey, int], bytes | None]
     remove: Callable[[ChunkKey], bool | None]
+    """None: that has failed."""
     entry_keys: EntryKeys | None
     """With which its entries are encrypted."""
 
     def purge(self, rule: ForgetRule, *, dry_run: bool, deadline: float) -> tuple[int, bool]:
-        """How many entries the rule is about, and whether all were looked at. They are removed, as are damaged ones."""
-        n = 0
+        """How many entries the rule is about, and whether all were looked at and none is left. They are removed, as are
+        damaged ones.
+        """
+        n, whole = 0, True
         try:
             for key in self.keys(rule.scope or b""):
                 if time.monotonic() > deadline:
                     return n, False
                 if self._is_meant(key, rule):
-                    n += dry_run or self.remove(key) is True
+                    removed = dry_run or self.remove(key)
+                    n += removed is True
+                    whole = whole and removed is not None
         except StoreError:
             return n, False
-        return n, True
+        return n, whole
 
     def _is_meant(self, key: ChunkKey, rule: ForgetRule) -> bool:
         if rule.is_all:

@@ -38,7 +38,7 @@ MASTER_BYTES: Final = 32
 _HEAD: Final = Struct("<4sBBHIQ40s8sd16sQ12s")
 _SUM: Final = Struct("<Q")
 _MAGIC: Final = b"pgRC"
-_VERSION: Final = 2
+_VERSION: Final = 3
 _CHECKSUM: Final = 0
 _AEAD: Final = 1
 _SEAL_BYTES: Final = 16
@@ -57,12 +57,9 @@ class Stamp(NamedTuple):
 class ResponseEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An answer as a worker gave it."""
 
-    status: int
     content_type: str
     body: bytes
-    """As it came, without its transfer coding."""
-    streamed: bool
-    """Is the body a stream of events, or one piece?"""
+    """In one piece, without its transfer coding."""
     model: str
     """As in the key."""
     stored_at: float
@@ -72,8 +69,6 @@ class ResponseEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     """None where it was not told."""
-    headers: tuple[tuple[str, str], ...] = ()
-    """Those of the worker's that go with the answer."""
     openings: Openings = None
     """How its prompt begins, for who forgets by that."""
 
@@ -90,13 +85,10 @@ class Head(NamedTuple):
 
 
 class _Facts(msgspec.Struct, frozen=True, array_like=True):
-    status: int
     content_type: str
-    streamed: bool
     model: str
     prompt_tokens: int | None
     completion_tokens: int | None
-    headers: tuple[tuple[str, str], ...]
     openings: tuple[str, ...] | None
 
 
@@ -141,13 +133,10 @@ def encode_entry(key: ResponseKey, entry: ResponseEntry, keys: EntryKeys | None 
     """The frame of an entry, encrypted where there are keys."""
     facts = _ENCODER.encode(
         _Facts(
-            entry.status,
             entry.content_type,
-            entry.streamed,
             entry.model,
             entry.prompt_tokens,
             entry.completion_tokens,
-            entry.headers,
             entry.openings,
         )
     )
@@ -189,16 +178,13 @@ def decode_entry(key: ResponseKey, frame: bytes, keys: EntryKeys | None = None) 
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return ResponseEntry(
-        status=facts.status,
         content_type=facts.content_type,
         body=bytes(content[head.facts_bytes :]),
-        streamed=facts.streamed,
         model=facts.model,
         stored_at=head.stored_at,
         stamp=Stamp(head.generation, head.position),
         prompt_tokens=facts.prompt_tokens,
         completion_tokens=facts.completion_tokens,
-        headers=facts.headers,
         openings=facts.openings,
     )
 

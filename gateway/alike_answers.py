@@ -51,7 +51,9 @@ class AlikeAnswers(ABC):
     _attempt: Callable[[Exchange, Callable[[Exchange], None]], None]
 
     @abstractmethod
-    def _park(self, exchange: Exchange, cached: CachedCall, timeout: float, otherwise: Callable[[], None]) -> None: ...
+    def _park(
+        self, exchange: Exchange, cached: CachedCall, timeout: float, otherwise: Callable[[], None]
+    ) -> asyncio.TimerHandle: ...
 
     @abstractmethod
     def _listen(self, exchange: Exchange, cached: CachedCall) -> None: ...
@@ -95,7 +97,10 @@ class AlikeAnswers(ABC):
             return None
 
         def partition(question: Question) -> ResponseKey:
-            variants = [*variants_of(exchange, cached.call), ("embedder", semantic.batcher.name)]
+            variants = [
+                *variants_of(exchange, cached.call, cached.caching.settings),
+                ("embedder", semantic.batcher.name),
+            ]
             return key_of(exchange, cached.call, question.rest, variants)
 
         try:

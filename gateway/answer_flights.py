@@ -63,7 +63,7 @@ class AnswerFlights:
         if leader is None or not same or (leader.parts is None and not leader.waits):
             return
         leader.followers.append(exchange)
-        if leader.parts:
+        if leader.parts and leader.streams:
             self._begin(exchange, b"".join(leader.parts))
 
     def pass_on(self, leader: CachedCall, data: bytes) -> None:
@@ -82,6 +82,7 @@ class AnswerFlights:
         exchange.caching = cached
         cached.follows = True
         tell(exchange, Result.HIT)
+        exchange.own_fields += b"\r\nage: 0"
         begin_stream(exchange)
         exchange.response_data(data)
 

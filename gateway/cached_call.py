@@ -44,6 +44,8 @@ class CachingSettings:
     coalesce: bool = True
     coalesce_wait: float = 120.0
     pace: float = 0.0
+    by_credentials: bool = False
+    """Are workers shown the clients' own credentials? Then an answer is for who shows the same."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +72,8 @@ class CachedCall:
     """It has begun to get another's stream."""
     followers: list[Exchange] = field(default_factory=list)
     """Who wait for the same stream, and get it as it comes."""
+    streams: bool = False
+    """Is its answer a stream? It may have asked for one and get a body, which nobody can follow."""
     parts: list[bytes] | None = None
     """Of the answer, as far as it has come; None where it is not recorded."""
     n_bytes: int = 0
@@ -90,7 +94,7 @@ class CachedCall:
                 self.parts = None
             else:
                 parts.append(data)
-        if self.followers:
+        if self.followers and self.streams:
             self.caching.flights.pass_on(self, data)
 
     def recorded(self) -> bytes | None:

@@ -239,6 +239,8 @@ class Exchange:
                 self.watch = StreamWatch(self.dialect)
             else:
                 self.is_object = head.plain_json
+        if self.caching is not None:
+            self.caching.streams = self.watch is not None
         if self.recording is not None and (status != _OK or (self.watch is None and not head.plain_json)):
             self.recording = None
         self.beginning = b"" if status == _OK and self.dialect.has_ids else None

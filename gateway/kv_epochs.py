@@ -76,7 +76,7 @@ class EpochWatch:
             found = (folder / NAME).stat()
         except OSError:
             return None
-        seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+        seen = (found.st_ino, found.st_ctime_ns, found.st_size)  # which a change of the mode changes too
         if seen == self._seen:
             return None
         self._seen = seen

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cache.response_key import ResponseKey, is_unambiguous, response_key
-from gateway.header_finder import header_finder
+from gateway.header_finder import list_finder
 from gateway.routes import Kind
 
 if TYPE_CHECKING:
+    from gateway.cached_call import CachingSettings
     from gateway.calls import Call
     from gateway.exchange import Exchange
 
-_ANTHROPIC: Final = tuple((name, header_finder(name)) for name in ("anthropic-beta", "anthropic-version"))
-_OPENAI: Final = (("openai-beta", header_finder("openai-beta")),)
+_ANTHROPIC: Final = tuple((name, list_finder(name)) for name in ("anthropic-beta", "anthropic-version"))
+_OPENAI: Final = (("openai-beta", list_finder("openai-beta")),)
 _VARIANTS: Final = {Kind.MESSAGES: _ANTHROPIC, Kind.RESPONSES: _OPENAI}
 """Headers that may change an answer."""
 
@@ -28,19 +29,23 @@ class Keyed(NamedTuple):
     unambiguous: bool | None
 
 
-def keyed(exchange: Exchange, call: Call, *, check: bool) -> Keyed:
+def keyed(exchange: Exchange, call: Call, settings: CachingSettings, *, check: bool) -> Keyed:
     """The key of a request as it came; `check`: find out as well whether it stands for this one alone."""
     body = exchange.body
     try:
-        key = key_of(exchange, call, call.fields, variants_of(exchange, call))
+        key = key_of(exchange, call, call.fields, variants_of(exchange, call, settings))
     except ValueError:
         return Keyed(None, unambiguous=False)
     return Keyed(key, is_unambiguous(body) if check else None)
 
 
-def variants_of(exchange: Exchange, call: Call) -> list[tuple[str, str]]:
+def variants_of(exchange: Exchange, call: Call, settings: CachingSettings) -> list[tuple[str, str]]:
     """What besides the body may change an answer."""
-    told = [(name, find(exchange.head.fields)) for name, find in _VARIANTS.get(call.kind, ())]
+    head = exchange.head
+    told = [(name, find(head.fields)) for name, find in _VARIANTS.get(call.kind, ())]
+    told.append(("query", head.query or None))
+    if settings.by_credentials:
+        told.append(("credentials", head.credentials or None))
     return [(name, value.decode("latin-1")) for name, value in told if value is not None]
 
 

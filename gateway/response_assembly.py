@@ -125,4 +125,5 @@ def caching_settings(config: Config) -> CachingSettings:
         coalesce=settings.coalesce,
         coalesce_wait=settings.coalesce_wait,
         pace=settings.pace,
+        by_credentials=any(worker.forward_client_key for worker in (*config.workers, *config.discovery.dns)),
     )

@@ -30,7 +30,7 @@ from gateway.answer_verifier import AnswerVerifier
 from gateway.api_error import ApiError
 from gateway.background_client import BackgroundClient
 from gateway.cached_call import CachedCall, CachingSettings, Result, tell, told
-from gateway.header_finder import header_finder
+from gateway.header_finder import header_finder, list_finder
 from gateway.request_keys import Keyed, keyed
 from gateway.request_record import Outcome
 from gateway.routes import Kind
@@ -39,6 +39,7 @@ from policies.response_freshness import (
     CacheDirectives,
     Freshness,
     FreshnessRules,
+    judge,
     parse_cache_control,
 )
 from policies.response_policy import AnswerFacts, Refusal, refuse_answer, refuse_request
@@ -54,7 +55,7 @@ T = TypeVar("T")
 Examined = tuple[answers.Facts, bytes]
 """What is known of an answer, and its body in one piece."""
 
-_cache_control: Final = header_finder("cache-control")
+_cache_control: Final = list_finder("cache-control")
 _own_header: Final = header_finder("x-prefixgate-cache")
 _OK: Final = 200
 
@@ -121,13 +122,15 @@ class ResponseCaching(AlikeAnswers):
         beginning.usage = call.streams and answers.wants_usage(call.fields)
         beginning.wishes = wishes
         if len(exchange.body) <= LONG_BODY:
-            return self._look_up(exchange, beginning, keyed(exchange, call, check=False))
-        self._in_thread(exchange, beginning, _KEY_WAIT, partial(keyed, exchange, call, check=True), self._long_keyed)
+            return self._look_up(exchange, beginning, keyed(exchange, call, self.settings, check=False))
+        key = partial(keyed, exchange, call, self.settings, check=True)
+        self._in_thread(exchange, beginning, _KEY_WAIT, key, self._long_keyed)
         return True
 
     def _long_keyed(self, exchange: Exchange, cached: CachedCall, keyed: Keyed | None) -> None:
         """The key of a long request is known; None: that took too long."""
-        if keyed is None or not self._look_up(exchange, cached, keyed):
+        known = self._bypass(exchange, cached.asked, None) if keyed is None else self._look_up(exchange, cached, keyed)
+        if not known:
             self._proceed(exchange)
 
     def _look_up(self, exchange: Exchange, cached: CachedCall, keyed: Keyed) -> bool:
@@ -138,10 +141,10 @@ class ResponseCaching(AlikeAnswers):
         cached.unambiguous = keyed.unambiguous
         if cached.asked.reads:
             found = self.cache.lookup(cached.key, cached.rules, cached.asked)
-            if found is not None:
-                if self._serve(exchange, cached, found):
-                    return True
-            elif self.cache.has_slower:
+            if found is not None and self._serve(exchange, cached, found):
+                return True
+            # Another gateway may have fetched a newer one than what is only better than an error.
+            if self.cache.has_slower and (found is None or cached.fallback is not None):
                 look = partial(self.cache.lookup_slower, cached.key, cached.rules, cached.asked)
                 self._in_thread(exchange, cached, self.settings.lookup_timeout, look, self._found)
                 return True
@@ -170,7 +173,8 @@ class ResponseCaching(AlikeAnswers):
         if found.freshness is Freshness.FRESH:
             return self._replay(exchange, cached, found.entry, Result.HIT, found.age)
         if found.freshness is Freshness.STALE_IF_ERROR:
-            cached.fallback = found
+            if cached.fallback is None or found.entry.stored_at > cached.fallback.entry.stored_at:
+                cached.fallback = found
             return False
         body = exchange.body  # which is dropped once it is answered
         if not self._replay(exchange, cached, found.entry, Result.STALE, found.age):
@@ -183,8 +187,11 @@ class ResponseCaching(AlikeAnswers):
         found, cached.fallback = cached.fallback, None
         if found is None or not self.cache.still_readable(cached.key, found.entry):
             return False
+        freshness, age, _ = judge(found.entry.stored_at, self._wall(), cached.rules, cached.asked)
+        if freshness is Freshness.EXPIRED:  # while workers were asked
+            return False
         exchange.own_fields = exchange.own_fields.replace(told(Result.MISS), b"")
-        return self._replay(exchange, cached, found.entry, Result.STALE, found.age)
+        return self._replay(exchange, cached, found.entry, Result.STALE, age)
 
     def _replay(
         self,
@@ -233,21 +240,33 @@ class ResponseCaching(AlikeAnswers):
         """Go on with what comes of `work`, or with None where that fails or takes too long."""
 
         def go_on(found: T | None) -> None:
-            if cached.unpark(exchange):
+            # By then it may wait for something else.
+            if cached.timer is timer and cached.unpark(exchange):
                 self._attempt(exchange, lambda each: then(each, cached, found))
 
-        if self._in_threads >= _MOST_IN_THREADS:
-            self._park(exchange, cached, timeout, lambda: None)
+        def give_up() -> None:
+            if working is not None:
+                working.cancel()  # if it has not begun
             go_on(None)
-            return
+
+        timer = self._park(exchange, cached, timeout, give_up)
+        working = self._work(work, go_on)
+        if working is None:
+            go_on(None)
+
+    def _work(self, work: Callable[[], T], then: Callable[[T | None], None]) -> asyncio.Future[T] | None:
+        """Have a thread do it, `then` go on with what comes of it, None where it failed. None: too much waits there."""
+        if self._in_threads >= _MOST_IN_THREADS:
+            return None
         self._in_threads += 1
-        self._park(exchange, cached, timeout, lambda: go_on(None))
 
         def done(worked: asyncio.Future[T]) -> None:
             self._in_threads -= 1
-            go_on(result_of(worked))
+            then(result_of(worked))
 
-        self._loop.run_in_executor(self.executor, work).add_done_callback(done)
+        working = self._loop.run_in_executor(self.executor, work)
+        working.add_done_callback(done)
+        return working
 
     def _found(self, exchange: Exchange, cached: CachedCall, found: Found | None) -> None:
         """What the slower stores have; None where there is nothing, or it took too long."""
@@ -257,11 +276,14 @@ class ResponseCaching(AlikeAnswers):
         if not served and not self._miss(exchange, cached):
             self._proceed(exchange)
 
-    def _park(self, exchange: Exchange, cached: CachedCall, timeout: float, otherwise: Callable[[], None]) -> None:
+    def _park(
+        self, exchange: Exchange, cached: CachedCall, timeout: float, otherwise: Callable[[], None]
+    ) -> asyncio.TimerHandle:
         exchange.caching = cached
         cached.waits = True
-        cached.timer = self._loop.call_later(timeout, otherwise)
+        timer = cached.timer = self._loop.call_later(timeout, otherwise)
         exchange.wait(timeout + GRACE)
+        return timer
 
     # -- nobody knows the answer
 
@@ -270,6 +292,8 @@ class ResponseCaching(AlikeAnswers):
         if cached.asked.only_if_cached:
             raise _not_cached()
         together = self.settings.coalesce and cached.asked.reads and cached.fallback is None
+        if together and self.flights.leader(cached.key) is None:
+            together = self._is_unambiguous(exchange, cached)  # else its answer may be another's than theirs who wait
         if together and not self._leader_is_late(cached) and self.flights.waits(exchange, cached):
             wait = self.settings.coalesce_wait
             self._park(exchange, cached, wait, lambda: self._alone(exchange, cached))
@@ -284,20 +308,26 @@ class ResponseCaching(AlikeAnswers):
     def _leader_is_late(self, cached: CachedCall) -> bool:
         """Would it wait for an answer that was asked for before such answers were forgotten?"""
         leader = self.flights.leader(cached.key)
-        if leader is None or leader.stamp is None or cached.stamp in {None, leader.stamp}:
+        if leader is None or cached.stamp in {None, leader.stamp}:
             return False
+        if leader.stamp is None:  # what was forgotten was not known then
+            return True
         model = leader.call.model or ""
         return not self.cache.may_keep(leader.key, model, leader.stamp, self._wall(), leader.openings)
 
     def _listen(self, exchange: Exchange, cached: CachedCall) -> None:
-        if cached.unambiguous is None:
-            cached.unambiguous = is_unambiguous(exchange.body)
-        if not cached.unambiguous:
+        if not self._is_unambiguous(exchange, cached):
             cached.stamp = None
             self.refusals[Refusal.AMBIGUOUS.value] += 1
         cached.openings = openings_in(cached.call.fields)  # they are gone when the answer comes
         exchange.caching = cached
         cached.again(exchange)
+
+    @staticmethod
+    def _is_unambiguous(exchange: Exchange, cached: CachedCall) -> bool:
+        if cached.unambiguous is None:
+            cached.unambiguous = is_unambiguous(exchange.body)
+        return cached.unambiguous
 
     def _alone(self, exchange: Exchange, cached: CachedCall) -> None:
         """It has waited long enough, or in vain."""
@@ -313,7 +343,7 @@ class ResponseCaching(AlikeAnswers):
             return
         client = BackgroundClient(server)
         twin = client.ask(exchange.head, body)
-        again = replace(cached, waits=False, timer=None, asked=NOTHING_SAID)
+        again = replace(cached, waits=False, timer=None, fallback=None, asked=NOTHING_SAID)
         if not self.flights.leads(twin, again):  # somebody fetches it already
             client.exchange_over(twin)
             return
@@ -353,11 +383,11 @@ class ResponseCaching(AlikeAnswers):
             self._settle(exchange, cached, None)
             return
         examine = partial(_examined, cached.call.kind, recorded, streamed=exchange.watch is not None)
+        settle = partial(self._settle, exchange, cached)
         if len(recorded) < _LONG:
-            self._settle(exchange, cached, examine())
-        else:
-            looked = self._loop.run_in_executor(self.executor, examine)
-            looked.add_done_callback(lambda done: self._settle(exchange, cached, result_of(done)))
+            settle(examine())
+        elif self._work(examine, settle) is None:
+            settle(None)
 
     def _settle(self, exchange: Exchange, cached: CachedCall, examined: Examined | None) -> None:
         """Keep an answer where it may be kept, and give it to all who wait for it; they go on where there is none."""
@@ -394,10 +424,8 @@ class ResponseCaching(AlikeAnswers):
             return None
         usage, stamp = facts.usage, cached.stamp
         entry = ResponseEntry(
-            status=_OK,
             content_type=_JSON,
             body=body,
-            streamed=False,  # both forms can be made of this one, which is the smaller
             model=cached.call.model or "",
             stored_at=self._wall(),
             stamp=stamp or _NO_STAMP,
@@ -421,7 +449,7 @@ _LONG: Final = 32 << 10
 """Bytes of an answer from which on it is looked at in a thread."""
 _KINDS: Final = (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES, Kind.EMBEDDING)
 _MOST_IN_THREADS: Final = 256
-"""Requests that wait for what is done in threads at a time: beyond that it is skipped."""
+"""Requests and answers that wait for what is done in threads at a time: beyond that it is skipped."""
 _KEY_WAIT: Final = 2.0
 _NO_KEY: Final = ResponseKey(b"")
 _MOST_BACKGROUND: Final = 64

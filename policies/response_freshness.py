@@ -135,7 +135,7 @@ def _whole(age: float) -> int:
 
 # --- Cache-Control ------------------------------------------------------------------------------------------
 
-_DIRECTIVE: Final = re.compile(r'([^\s,;="]+)[ \t]*(?:=[ \t]*("(?:[^"\\]|\\.)*"?|[^\s,]*))?', re.ASCII | re.DOTALL)
+_DIRECTIVE: Final = re.compile(r'([^\s,;="]+)[ \t]*(?:=[ \t]*("(?:[^"\\]|\\.)*"|[^\s,]*))?', re.ASCII | re.DOTALL)
 _NUMBER: Final = re.compile(r"\d+(?:\.\d*)?", re.ASCII)
 
 

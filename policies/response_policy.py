@@ -30,7 +30,9 @@ class Refusal(StrEnum):
     STATEFUL = "stateful"
     """It refers to a conversation that goes on elsewhere, runs in the background, or is to be kept by a worker."""
     OUTSIDE = "outside"
-    """A tool that the server runs, or a file or an image that is fetched: what they give may change."""
+    """A tool that the server runs, a file or an image that is fetched, a prompt that is kept with the server: what they
+    give may change.
+    """
 
     ERROR = "error"
     UNENDED = "unended"
@@ -62,7 +64,9 @@ def refuse_request(route: str, fields: Mapping[str, object], *, asked: bool = Fa
         return Refusal.STATEFUL
     if not greedy and not asked:
         return Refusal.SAMPLED
-    if not asked and (_runs_tools(fields) or _fetches(fields)):
+    if any(_refers_back(part) for name in ("messages", "input") for part in _parts(fields.get(name))):
+        return Refusal.STATEFUL
+    if not asked and (_runs_tools(fields) or _fetches(fields) or (route == RESPONSES and fields.get("prompt"))):
         return Refusal.OUTSIDE
     return None
 
@@ -85,6 +89,12 @@ def _is_stateful(route: str, fields: Mapping[str, object], *, asked: bool) -> bo
     store = fields.get("store")
     # Responses are stored with the worker unless the request says no, to be referred to later.
     return bool(store) or (route == RESPONSES and store is None and not asked)
+
+
+def _refers_back(part: Mapping[str, object]) -> bool:
+    """Does a part of a prompt stand for what a server has said and kept?"""
+    audio = part.get("audio")
+    return part.get("type") == "item_reference" or (type(audio) is dict and audio.get("id") is not None)
 
 
 _OWN_TOOLS: Final = (None, "function", "custom")

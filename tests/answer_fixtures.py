@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from gateway.answers import examine
 from gateway.routes import Kind
 from tests.data_plane_fixtures import Answer, Turn
 
@@ -265,6 +266,13 @@ BODIES: dict[Kind, dict[str, Any]] = {
 
 def as_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
+
+
+def assembled(kind: Kind, stream: bytes) -> bytes:
+    """The body that is kept of a stream."""
+    told, body = examine(kind, stream, streamed=True)
+    assert told.whole, told.why
+    return body
 
 
 def plays(recorded: list[bytes], content_type: str) -> Answer:

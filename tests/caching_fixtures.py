@@ -32,6 +32,7 @@ class Counted:
         self.halves = self.breaks = False  # a stream stops after its first event, and there it may break off
         self.given_up = 0
         self.padding = 0
+        self.text: str | None = None  # a body in place of all that
 
     async def __call__(self, turn: Turn) -> None:
         self.calls += 1
@@ -40,7 +41,10 @@ class Counted:
             self.given_up += 1
             return
         asked = json.loads(turn.body)
-        if self.status != 200:
+        if self.text is not None:
+            body = self.text.encode()
+            turn.write(_HEAD % (200, b"application/json", len(body), body))
+        elif self.status != 200:
             body = b'{"error": {"message": "no", "type": "x", "code": "y"}}'
             turn.write(_HEAD % (self.status, b"application/json", len(body), body))
         elif asked.get("stream"):
@@ -124,11 +128,11 @@ class Setting:
 
 
 @asynccontextmanager
-async def setting(cache: str = "", extra: str = "") -> AsyncIterator[Setting]:
-    worker = Counted()
+async def setting(cache: str = "", extra: str = "", worker: str = "") -> AsyncIterator[Setting]:
+    counted = Counted()
     async with (
-        RawWorker(worker).running() as raw,
-        inside(plane([raw.url], extra=ON % (f", {cache}" if cache else "") + extra)) as gateway,
+        RawWorker(counted).running() as raw,
+        inside(plane([raw.url], extra=ON % (f", {cache}" if cache else "") + extra, worker=worker)) as gateway,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        yield Setting(gateway, worker, client)
+        yield Setting(gateway, counted, client)

@@ -23,7 +23,7 @@ def key_of(number: int, scope: bytes = A, model: str = "llama") -> ResponseKey:
 
 def answer(stamp: Stamp | None, model: str = "llama", body: bytes = b"an answer", **others: Any) -> ResponseEntry:
     assert stamp is not None, "what was forgotten is not known"
-    facts: dict[str, Any] = {"status": 200, "content_type": "application/json", "streamed": False, **others}
+    facts: dict[str, Any] = {"content_type": "application/json", **others}
     facts.setdefault("stored_at", time.time())
     return ResponseEntry(body=body, model=model, stamp=stamp, **facts)
 

@@ -11,9 +11,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from gateway.answers import assemble, disassemble, restream
+from gateway.answers import disassemble
 from gateway.routes import Kind
-from tests.answer_fixtures import ARGUMENTS, CHAT, COMPLETION, MESSAGE, RESPONSE, TEXT, as_json, plays
+from tests.answer_fixtures import ARGUMENTS, CHAT, COMPLETION, MESSAGE, RESPONSE, TEXT, as_json, assembled, plays
 from tests.data_plane_fixtures import RawWorker
 
 ASKED: Any = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
@@ -109,22 +109,20 @@ async def test_chat_chunks_by_hand(server: RawWorker, client: openai.AsyncOpenAI
 
 async def test_nobody_gets_usage_who_did_not_ask(server: RawWorker, client: openai.AsyncOpenAI) -> None:
     for kind, body in ((Kind.CHAT, CHAT), (Kind.COMPLETION, COMPLETION)):
-        asked = disassemble(kind, as_json(body), usage=True)
-        for events in (disassemble(kind, as_json(body)), restream(kind, b"".join(asked))):
-            assert b"usage" not in b"".join(events)
-            server.answer = plays(events, STREAM)
-            stream: Any
-            if kind is Kind.CHAT:
-                stream = await client.chat.completions.create(**ASKED, stream=True)
-            else:
-                stream = await client.completions.create(model="m", prompt="Hello", stream=True)
-            chunks = [chunk async for chunk in stream]
-            assert len(chunks) == len(events) - 1
-            assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+        events = play_stream(server, kind, body, usage=False)
+        assert b"usage" not in b"".join(events)
+        stream: Any
+        if kind is Kind.CHAT:
+            stream = await client.chat.completions.create(**ASKED, stream=True)
+        else:
+            stream = await client.completions.create(model="m", prompt="Hello", stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert len(chunks) == len(events) - 1
+        assert all(chunk.choices and chunk.usage is None for chunk in chunks)
 
 
 async def test_a_body_from_a_stream_that_told_no_usage(server: RawWorker, client: openai.AsyncOpenAI) -> None:
-    play_body(server, assemble(Kind.CHAT, b"".join(disassemble(Kind.CHAT, as_json(CHAT)))))
+    play_body(server, assembled(Kind.CHAT, b"".join(disassemble(Kind.CHAT, as_json(CHAT)))))
     chat = await client.chat.completions.create(**ASKED)
     assert chat.usage is None
     assert chat.choices[0].message.content == TEXT
@@ -140,7 +138,7 @@ async def test_completions_in_both_forms(server: RawWorker, client: openai.Async
             texts[choice.index] += choice.text
     assert texts == [choice["text"] for choice in COMPLETION["choices"]]
     assert [chunk.usage.to_dict() for chunk in chunks if chunk.usage is not None] == [COMPLETION["usage"]]
-    play_body(server, assemble(Kind.COMPLETION, b"".join(events)))
+    play_body(server, assembled(Kind.COMPLETION, b"".join(events)))
     body = await client.completions.create(model="m", prompt="Hello")
     assert _plain(body.to_dict()) == _plain(COMPLETION)
 
@@ -193,7 +191,7 @@ async def test_a_response_that_was_cut_short(server: RawWorker, client: openai.A
 
 
 async def test_a_response_as_a_body_from_its_stream(server: RawWorker, client: openai.AsyncOpenAI) -> None:
-    play_body(server, assemble(Kind.RESPONSES, b"".join(disassemble(Kind.RESPONSES, as_json(RESPONSE)))))
+    play_body(server, assembled(Kind.RESPONSES, b"".join(disassemble(Kind.RESPONSES, as_json(RESPONSE)))))
     response = await client.responses.create(model="m", input="Hello")
     assert response.to_dict() == RESPONSE
     assert response.output_text == TEXT
@@ -231,6 +229,6 @@ async def test_every_event_of_a_message_is_one_that_the_client_knows(
 
 
 async def test_a_message_as_a_body_from_its_stream(server: RawWorker, claude: anthropic.AsyncAnthropic) -> None:
-    play_body(server, assemble(Kind.MESSAGES, b"".join(disassemble(Kind.MESSAGES, as_json(MESSAGE)))))
+    play_body(server, assembled(Kind.MESSAGES, b"".join(disassemble(Kind.MESSAGES, as_json(MESSAGE)))))
     message = await claude.messages.create(**ASKED, max_tokens=99)
     assert message.to_dict() == MESSAGE

@@ -58,6 +58,8 @@ async def test_what_is_asked(query: str, body: object, order: ForgetOrder) -> No
         ("", {"older_than": [1]}, "older_than"),
         ("", {"older_than": 1e400}, "older_than"),
         ("", {"prefix": 1}, "prefix"),
+        ("", {"model": "\ud800"}, "model"),
+        ("", {"prefix": "My\udfff"}, "prefix"),
         ("", {"dry_run": "yes"}, "dry_run"),
         ("", {"kv_epoch": True}, "kv_epoch"),
         ("", {"kv_epoch": 1.0}, "kv_epoch"),

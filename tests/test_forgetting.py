@@ -153,6 +153,23 @@ async def test_who_comes_after_gets_no_answer_that_was_asked_for_before(tmp_path
         it.check_left()
 
 
+async def test_nor_one_that_was_asked_for_while_the_log_was_not_known(tmp_path: Path) -> None:
+    async with forgetful(tmp_path) as it:
+        it.engine.hold = True
+        before = asyncio.create_task(it.says())
+        await eventually(lambda: it.engine.calls == 1)
+        (leader,) = it.caching.flights._leaders.values()
+        leader.stamp = None
+        await it.forget(prefix="Hello")
+        after = asyncio.create_task(it.says())
+        await eventually(lambda: (it.engine.calls, it.caching.flights.table.waiting) == (2, 0))
+        it.engine.may.release()
+        it.engine.may.release()
+        assert [(await one)[1] for one in (before, after)] == ["miss", "miss"]
+        assert await it.says() == ("Answer 2.", "hit")
+        it.check_left()
+
+
 async def test_a_stream_under_way_is_not_kept(tmp_path: Path) -> None:
     async with forgetful(tmp_path) as it:
         it.engine.halves = True

@@ -82,6 +82,17 @@ def test_what_others_count_is_seen(tmp_path: Path) -> None:
     assert watch.news(tmp_path) == KvEpochs({"acme": 2})
 
 
+def test_what_could_not_be_read_is_seen_once_it_can(tmp_path: Path) -> None:
+    watch = EpochWatch()
+    keep_epochs(tmp_path, one_more)
+    (tmp_path / NAME).chmod(0o666)
+    with pytest.raises(ConfigError, match="others may write it"):
+        watch.news(tmp_path)
+    assert watch.news(tmp_path) is None, "it was told"
+    (tmp_path / NAME).chmod(0o600)
+    assert watch.news(tmp_path) == KvEpochs({"acme": 1})
+
+
 # --- salts ----------------------------------------------------------------------------------------------------------
 
 

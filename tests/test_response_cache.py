@@ -289,6 +289,44 @@ def test_a_write_behind_that_is_under_way_brings_nothing_back() -> None:
     cache.close()
 
 
+class Kept(Disk):
+    """Nothing can be removed from it."""
+
+    def remove(self, key: ChunkKey) -> bool:
+        raise StoreError(f"not allowed: {len(key)} bytes")
+
+
+def test_what_could_not_be_removed_is_told() -> None:
+    cache = behind(Kept(1 << 20))
+    for number in range(5):
+        keep(cache, key_of(number))
+    report = cache.forget(A)
+    assert (report.noted, report.complete) == (True, False)
+    assert report.entries == {Tier.HOST: 5, Tier.DISK: 0}
+    assert cache.lookup_slower(key_of(0), RULES) is None
+    cache.close()
+
+
+class Faulty(Disk):
+    """One that raises what nobody expects."""
+
+    def write(self, key: ChunkKey, pieces: Sequence[Buffer], info: FrameInfo) -> bool:
+        if not self.stats().entries and info.n_tokens:
+            raise RuntimeError("a fault of our own")
+        return super().write(key, pieces, info)
+
+
+def test_a_fault_in_one_write_does_not_end_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    store = Faulty(1 << 20)
+    cache = behind(store)
+    cache.keep(key_of(1), answer(cache.begin(), prompt_tokens=5))
+    assert cache.flush(PATIENT)
+    keep(cache, key_of(2))
+    assert store.contains([store_key(key_of(2))]) == 1
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    cache.close()
+
+
 class Meanwhile(Disk):
     """All is forgotten, and this store purged, just before something is written to it."""
 

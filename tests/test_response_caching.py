@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import openai
 import pytest
 
-from tests.caching_fixtures import ASKED, setting
+from tests.answer_fixtures import MESSAGE
+from tests.caching_fixtures import ASKED, setting, whole
+from tests.data_plane_fixtures import ask, post
 from tests.gateway_fixtures import eventually
 from tests.tenant_fixtures import KEYS, tenants
 
@@ -108,6 +115,39 @@ async def test_clients_say_what_they_want_of_the_cache() -> None:
         it.check_left()
 
 
+async def test_what_a_client_says_in_several_lines_counts_as_one() -> None:
+    body = json.dumps(ASKED).encode()
+    async with setting() as it:
+        for twice in ([b"Cache-Control: max-age=60", b"cache-control: no-store"], [b"Cache-Control: no-store"] * 2):
+            assert (await ask(it.gateway, post(body, *twice))).fields["x-prefixgate-cache"] == "bypass"
+        message = json.dumps({**ASKED, "max_tokens": 9}).encode()
+        beta = [b"anthropic-beta: one", b"anthropic-beta: two"]
+        told: list[str] = []
+        for fields in (beta[:1], beta, beta, [b"anthropic-beta: one, two"]):
+            it.worker.text = json.dumps(MESSAGE)
+            answer = await ask(it.gateway, post(message, *fields, path=b"/v1/messages"))
+            told.append(answer.fields["x-prefixgate-cache"])
+        assert told == ["miss", "miss", "hit", "hit"]
+
+
+async def test_what_stands_in_the_query_may_change_an_answer() -> None:
+    body = json.dumps(ASKED).encode()
+    async with setting() as it:
+        paths = [b"/v1/chat/completions" + query for query in (b"", b"?api-version=1", b"?api-version=2")]
+        for wanted in ("miss", "hit"):
+            for path in paths:
+                assert (await ask(it.gateway, post(body, path=path))).fields["x-prefixgate-cache"] == wanted
+        assert it.worker.calls == 3
+
+
+async def test_answers_to_a_clients_own_credentials_are_for_these_alone() -> None:
+    """Where workers are shown them, they may refuse one client what they answer another."""
+    for shown, told in (("true", ["miss", "miss", "hit"]), ("false", ["miss", "hit", "hit"])):
+        async with setting(worker=f", forward_client_key: {shown}") as it:
+            assert [(await it.ask(key=key))[1] for key in ("one", "other", "one")] == told
+            it.check_left()
+
+
 async def test_tenants_share_no_answers_and_have_their_own_rules() -> None:
     who = tenants("acme", "beta", "crew, cache: {responses: {mode: off}}")
     async with setting(extra=who) as it:
@@ -144,6 +184,47 @@ async def test_a_stale_answer_is_better_than_none() -> None:
         assert await it.stream() == ("Answer 1.", "stale")
         it.worker.status = 200
         assert (await it.ask())[1] == "miss"
+        it.check_left()
+
+
+async def test_how_stale_an_answer_may_be_counts_when_it_is_served() -> None:
+    async with setting("ttl: 1ms, stale_if_error: 60s", "upstream: {max_attempts: 1}\n") as it:
+        for waits, told in ((1.5, "1"), (61.0, None)):
+            it.worker.hold, it.worker.status = False, 200
+            it.caching._wall = time.time
+            await it.ask(headers={"Cache-Control": "no-cache"})
+            await asyncio.sleep(0.01)
+            it.worker.hold, it.worker.status, calls = True, 500, it.worker.calls
+            asked = asyncio.create_task(ask(it.gateway, post(json.dumps(ASKED).encode())))
+            await eventually(lambda calls=calls: it.worker.calls == calls + 1)  # type: ignore[misc]
+            it.caching._wall = partial(_later, waits)
+            it.worker.may.release()
+            answer = await asked
+            assert (answer.status, answer.fields.get("age")) == ((200, told) if told else (502, None))
+        it.check_left()
+
+
+def _later(seconds: float) -> float:
+    return time.time() + seconds
+
+
+class Failing(Executor):
+    """Does nothing."""
+
+    def submit(self, _: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        failed: Future[Any] = Future()
+        failed.set_exception(RuntimeError(f"no thread for {len(args)} and {len(more)}"))
+        return failed
+
+
+async def test_a_long_request_whose_key_is_not_known_is_told_so() -> None:
+    messages = [{"role": "user", "content": "Long. " * 60_000}]
+    async with setting() as it:
+        it.caching.executor = Failing()
+        assert await it.ask(messages=messages) == ("Answer 1.", "bypass")
+        with pytest.raises(openai.InternalServerError, match="no stored answer"):
+            await it.ask(messages=messages, headers={"Cache-Control": "only-if-cached"})
+        assert it.worker.calls == 1
         it.check_left()
 
 
@@ -213,6 +294,21 @@ async def test_a_stream_that_several_want_comes_to_all_of_them_as_it_comes() -> 
         it.check_left()
 
 
+async def test_who_shares_a_stream_is_told_its_age() -> None:
+    async with setting() as it:
+        it.worker.halves = True
+        body = json.dumps({**ASKED, "stream": True}).encode()
+        asked = [asyncio.create_task(ask(it.gateway, post(body)))]
+        await eventually(lambda: it.worker.calls == 1)
+        asked.append(asyncio.create_task(ask(it.gateway, post(body))))
+        await eventually(lambda: it.caching.flights.table.waiting == 1)
+        it.worker.may.release()
+        told = [
+            (answer.fields["x-prefixgate-cache"], answer.fields.get("age")) for answer in await asyncio.gather(*asked)
+        ]
+        assert told == [("miss", None), ("hit", "0")]
+
+
 async def test_who_follows_a_stream_that_breaks_off_is_told_so() -> None:
     async with setting() as it:
         it.worker.halves = it.worker.breaks = True
@@ -239,6 +335,38 @@ async def test_who_asked_first_leaves_in_the_middle_of_its_stream() -> None:
         assert "".join([each.choices[0].delta.content or "" async for each in streams[1]]) == "Answer 1."
         assert (await it.ask())[1] == "hit"
         await eventually(lambda: not it.pipeline.live)
+        it.check_left()
+
+
+async def test_who_streams_gets_an_answer_that_came_in_one_piece_at_its_end() -> None:
+    """As from a worker that does not stream what it was asked to."""
+    async with setting() as it:
+        it.worker.hold, it.worker.text = True, json.dumps(whole("Whole."))
+        body = json.dumps({**ASKED, "stream": True}).encode()
+        first = asyncio.create_task(ask(it.gateway, post(body)))
+        await eventually(lambda: it.worker.calls == 1)
+        others = [asyncio.create_task(it.stream()), asyncio.create_task(it.ask())]
+        await eventually(lambda: it.caching.flights.table.waiting == 2)
+        it.worker.may.release()
+        assert (await first).fields["content-type"] == "application/json"
+        assert await asyncio.wait_for(asyncio.gather(*others), 5.0) == [("Whole.", "hit")] * 2
+        it.check_left()
+
+
+async def test_what_parsers_may_read_differently_is_nobody_elses() -> None:
+    plain = json.dumps(ASKED).encode()
+    twice = plain.replace(b'"temperature"', b'"seed": 1, "temperature"').replace(b"{", b'{"seed": 2, ', 1)
+    once = plain.replace(b'"temperature"', b'"seed": 1, "temperature"')
+    async with setting() as it:
+        it.worker.hold = True
+        tasks = [asyncio.create_task(ask(it.gateway, post(twice)))]
+        await eventually(lambda: it.worker.calls == 1)
+        tasks += [asyncio.create_task(ask(it.gateway, post(once))) for _ in range(2)]
+        await eventually(lambda: it.worker.calls == 2)
+        for _ in tasks:
+            it.worker.may.release()
+        assert [(await task).fields["x-prefixgate-cache"] for task in tasks] == ["miss", "miss", "hit"]
+        assert it.worker.calls == 2
         it.check_left()
 
 

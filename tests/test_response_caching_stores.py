@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +36,66 @@ async def test_answers_on_disk_outlive_the_gateway(tmp_path: Path, more: str) ->
     assert (b"Answer 1." in kept) is not bool(more)
 
 
+class Late(ThreadPoolExecutor):
+    """Does nothing until it may."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        super().__init__(threads)
+        self.may = threading.Event()
+        self.asked = self.done = 0
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        self.asked += 1
+        return super().submit(lambda: self.may.wait(5.0) and self._do(partial(work, *args, **more)))
+
+    def _do(self, work: Callable[[], Any]) -> Any:
+        self.done += 1
+        return work()
+
+
+async def test_a_store_that_answers_too_late_is_not_heard(tmp_path: Path) -> None:
+    """Not even by a request that waits for something else by then."""
+    async with setting(f"disk: {{path: '{tmp_path / 'answers'}'}}, lookup_timeout: 20ms") as it:
+        it.worker.hold = True
+        it.caching.executor = late = Late()
+        tasks = [asyncio.create_task(it.ask()) for _ in range(3)]
+        await eventually(lambda: it.caching.flights.table.waiting == 2)
+        late.may.set()
+        await asyncio.to_thread(late.shutdown)
+        await asyncio.sleep(0.05)
+        it.worker.may.release()
+        assert {text for text, _ in await asyncio.gather(*tasks)} == {"Answer 1."}
+        assert it.worker.calls == 1
+        it.check_left()
+
+
+async def test_what_nobody_waits_for_any_more_is_not_looked_for(tmp_path: Path) -> None:
+    """Or a slow store would hold up what the same threads are to do for others."""
+    async with setting(f"disk: {{path: '{tmp_path / 'answers'}'}}, lookup_timeout: 20ms") as it:
+        it.caching.executor = late = Late(1)
+        for n in range(5):
+            assert await it.ask(seed=n) == (f"Answer {n + 1}.", "miss")
+        late.may.set()
+        await asyncio.to_thread(late.shutdown)
+        assert (late.asked, late.done) == (5, 1)
+        it.check_left()
+
+
+async def test_long_answers_wait_for_a_thread_in_a_bounded_number(tmp_path: Path) -> None:
+    async with setting(f"disk: {{path: '{tmp_path / 'answers'}'}}, lookup_timeout: 1ms") as it:
+        it.worker.padding = 40_000
+        it.caching.executor = late = Late(1)
+        for n in range(300):
+            await it.ask(seed=n)
+        waiting = len(it.caching.flights.table)
+        late.may.set()
+        assert waiting == 256
+        await eventually(lambda: not len(it.caching.flights.table))
+        assert it.caching.cache.memory_stats().entries == 256
+        late.shutdown()
+        it.check_left()
+
+
 @needs_redis
 async def test_gateways_share_what_redis_has() -> None:
     with redis_server() as server:
@@ -41,6 +106,41 @@ async def test_gateways_share_what_redis_has() -> None:
             await asyncio.to_thread(one.caching.cache.flush)
             assert await other.ask() == ("Answer 1.", "hit")
             assert other.worker.calls == 0
+
+
+@needs_redis
+async def test_what_another_gateway_has_fetched_anew_is_better_than_what_is_stale_here() -> None:
+    with redis_server() as server:
+        cache = f"ttl: 1s, stale_if_error: 60s, redis: {{url: '{server.unix_url}', timeout: 2s}}, lookup_timeout: 5s"
+        async with setting(cache) as one, setting(cache) as other:
+            await eventually(lambda: None not in (one.caching.cache.begin(), other.caching.cache.begin()))
+            await one.ask()
+            await asyncio.to_thread(one.caching.cache.flush)
+            assert await other.ask() == ("Answer 1.", "hit")
+            await asyncio.sleep(1.0)
+            assert await one.ask() == ("Answer 2.", "miss")
+            await asyncio.to_thread(one.caching.cache.flush)
+            assert await other.ask() == ("Answer 2.", "hit")
+            assert other.worker.calls == 0
+            other.check_left()
+
+
+@needs_redis
+async def test_of_a_stale_one_here_and_a_newer_one_elsewhere_the_newer_is_served() -> None:
+    with redis_server() as server:
+        times = "ttl: 1ms, stale_while_revalidate: 1s, stale_if_error: 60s"
+        cache = f"{times}, redis: {{url: '{server.unix_url}', timeout: 2s}}, lookup_timeout: 5s"
+        async with setting(cache) as one, setting(cache) as other:
+            await eventually(lambda: None not in (one.caching.cache.begin(), other.caching.cache.begin()))
+            await other.ask()
+            await asyncio.sleep(1.1)
+            one.worker.calls = 1
+            assert await one.ask(headers={"Cache-Control": "no-cache"}) == ("Answer 2.", "miss")
+            await asyncio.to_thread(one.caching.cache.flush)
+            other.worker.status = 500  # for who fetches another
+            assert await other.ask() == ("Answer 2.", "stale")
+            await eventually(lambda: other.worker.calls > 1 and not other.pipeline.live)
+            other.check_left()
 
 
 @needs_redis

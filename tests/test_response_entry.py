@@ -25,16 +25,13 @@ from cache.response_key import ResponseKey, model_tag, response_key
 KEY = response_key(b"scope", "llama", "openai", "/v1/chat/completions", {"messages": []})
 OTHER = response_key(b"scope", "llama", "openai", "/v1/chat/completions", {"messages": [1]})
 ENTRY = ResponseEntry(
-    status=200,
     content_type="text/event-stream; charset=utf-8",
     body=b'data: {"choices": [{"delta": {"content": "secret words"}}]}\n\ndata: [DONE]\n\n',
-    streamed=True,
     model="llama",
     stored_at=1_700_000_000.25,
     prompt_tokens=1_000,
     completion_tokens=None,
     stamp=Stamp(b"generation 16 b.", 7),
-    headers=(("x-request-id", "17"), ("server", "vllm")),
     openings=("You are kind.", "Grüß mich \U0001f642"),
 )
 KEYS = EntryKeys(b"k" * 32)
@@ -44,16 +41,13 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 COUNT = st.none() | st.integers(0, 1 << 40)
 ENTRIES = st.builds(
     ResponseEntry,
-    status=st.integers(100, 599),
     content_type=TEXT,
     body=st.binary(max_size=200),
-    streamed=st.booleans(),
     model=TEXT,
     stored_at=st.floats(0, 1e12),
     prompt_tokens=COUNT,
     completion_tokens=COUNT,
     stamp=st.builds(Stamp, st.binary(min_size=16, max_size=16), st.integers(0, (1 << 64) - 1)),
-    headers=st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple),
 )
 
 
@@ -159,10 +153,10 @@ def test_a_key_of_another_length_is_refused() -> None:
 
 
 def test_bytes_of_this_version() -> None:
-    frame = encode_entry(KEY, replace(ENTRY, body=b"x", headers=(), content_type="t", openings=()))
-    assert frame[:8] == b"pgRC\x02\0\0\0"
+    frame = encode_entry(KEY, replace(ENTRY, body=b"x", content_type="t", openings=()))
+    assert frame[:8] == b"pgRC\x03\0\0\0"
     assert frame[:HEAD_BYTES].hex(" ", 8) == (
-        "7067524302000000 1200000001000000 00000000aad33df7 4cb63ee574f8e481 c62db5e20211b851 "
+        "7067524303000000 0e00000001000000 00000000aad33df7 4cb63ee574f8e481 c62db5e20211b851 "
         "5f060405021fef12 89d44f464a5d4f09 a8d02479cd0509ad 5665431400001040 fc54d94167656e65 "
-        "726174696f6e2031 3620622e07000000 0000000000000000 0000000000000000 8360ee3d589fa240"
+        "726174696f6e2031 3620622e07000000 0000000000000000 0000000000000000 60b61518d6ae5994"
     )

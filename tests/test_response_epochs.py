@@ -286,6 +286,24 @@ async def test_two_that_share_a_log(opened: list[Epochs]) -> None:
     await eventually(lambda: not readable(one, before, SCOPES[1]) and one.stamp() == other.stamp())
 
 
+async def test_a_shared_log_that_has_lost_its_end_forgets_all(opened: list[Epochs]) -> None:
+    """As a Redis does that falls back to what it had a while ago; with it come back answers that were removed since."""
+    store = Failing(shared=True)
+    epochs = Epochs(store, refresh_s=0.005)
+    opened.append(epochs)
+    await eventually(lambda: epochs.stamp() is not None)
+    assert epochs.forget(ForgetRule(SCOPES[1], None, inf)) is True
+    before, had = epochs.stamp(), store.read(0)
+    assert epochs.forget(ForgetRule(SCOPES[0], None, inf)) is True
+    assert not readable(epochs, before)
+    store.clear()
+    store.append(had)
+    await eventually(lambda: epochs.stamp() is not None and store.read(0) != had)
+    assert not readable(epochs, before)
+    assert not readable(epochs, before, SCOPES[1])
+    assert readable(epochs, epochs.stamp())
+
+
 def test_times_that_mean_nothing() -> None:
     with pytest.raises(ValueError, match="trusted"):
         Epochs(MemoryEpochLog(), refresh_s=1.0, trusted_s=1.0)

@@ -129,6 +129,8 @@ def test_an_answer_only_ever_gets_worse(one: float, more: float, rules: Freshnes
         ("max-age=\u0661", CacheDirectives(max_age=0)),
         ('private="no-store, x", extension', NOTHING_SAID),
         ('x="a\\", no-store"', NOTHING_SAID),
+        ('max-age="60, no-store', CacheDirectives(no_store=True, max_age=60.0)),
+        ('x="5\\", no-store', CacheDirectives(no_store=True)),
         (";;no-store", CacheDirectives(no_store=True)),
         (",,, ,no-store,,", CacheDirectives(no_store=True)),
         ("no-store" * 2_000, CacheDirectives(no_store=True)),
@@ -148,7 +150,7 @@ def test_no_header_does_harm(text: str) -> None:
     found = parse_cache_control(text)
     assert all(value is None or value >= 0 for value in (found.max_age, found.min_fresh, found.max_stale))
     assert judge(0.0, 5.0, RULES, found).freshness in Freshness
-    assert parse_cache_control(text + ", no-store").no_store or '"' in text
+    assert parse_cache_control(text + ", no-store").no_store
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from policies.response_policy import ROUTES, AnswerFacts, Refusal, refuse_answer, refuse_request
 
 GREEDY: dict[str, Any] = {"temperature": 0}
+UNSTORED: dict[str, Any] = {"temperature": 0, "store": False}
+REFERENCE = {"type": "item_reference", "id": "m"}
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
 INLINE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
@@ -19,6 +21,10 @@ LINKED = {"temperature": 0, "store": False, "input": [{"content": [{"image_url":
 
 def said(*parts: object) -> dict[str, Any]:
     return {"temperature": 0, "messages": [{"role": "user", "content": list(parts)}]}
+
+
+def said_before(audio: object) -> dict[str, Any]:
+    return {"temperature": 0, "messages": [{"role": "assistant", "content": "Hello", "audio": audio}]}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +59,11 @@ def said(*parts: object) -> dict[str, Any]:
         ("responses", {**GREEDY, "store": False, "previous_response_id": "r"}, Refusal.STATEFUL, Refusal.STATEFUL),
         ("responses", {**GREEDY, "store": False, "background": True}, Refusal.STATEFUL, Refusal.STATEFUL),
         ("responses", {**GREEDY, "store": False, "conversation": {"id": "c"}}, Refusal.STATEFUL, Refusal.STATEFUL),
+        ("responses", {**UNSTORED, "input": [REFERENCE]}, Refusal.STATEFUL, Refusal.STATEFUL),
+        ("responses", {**UNSTORED, "prompt": {"id": "p"}}, Refusal.OUTSIDE, None),
+        ("completion", {**GREEDY, "prompt": "Hello"}, None, None),
+        ("chat", said_before({"id": "a"}), Refusal.STATEFUL, Refusal.STATEFUL),
+        ("chat", said_before(None), None, None),
         ("chat", {**GREEDY, "store": True}, Refusal.STATEFUL, Refusal.STATEFUL),
         ("chat", {**GREEDY, "store": False}, None, None),
         ("chat", {**GREEDY, "tools": [{"type": "function"}]}, None, None),

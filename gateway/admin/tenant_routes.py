@@ -65,6 +65,10 @@ def _text(name: str, value: object) -> str | None:
         return None
     if not isinstance(value, str) or not value:
         raise _bad(name, "expected text, at least one character")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # it could not be put on record
+        raise _bad(name, "expected text that UTF-8 can hold") from None
     return value
 
 

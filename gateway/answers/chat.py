@@ -51,7 +51,7 @@ def read(body: bytes) -> Json:
     return _checked(read_unary(body))
 
 
-def events(answer: Json, *, usage: bool) -> list[bytes]:
+def events(answer: Json, usage: bool) -> list[bytes]:
     """The chunks of what `read` or `assembled` returned."""
     writer = ChunkWriter(answer, _CHUNK, usage=usage)
     for choice in answer["choices"]:
@@ -188,15 +188,15 @@ def _without_lists(logprobs: object) -> object:
 
 
 def _write_call(writer: ChunkWriter, index: int, number: int, call: Json) -> None:
+    call = {**call, "index": number}  # bodies of some servers have an index that is null
     for kind, name in _CALL_TEXTS:
         inner = call.get(kind)
         if type(inner) is dict and type(text := inner.get(name)) is str:
-            opening = {"index": number, **call, kind: {**inner, name: ""}}
-            _write(writer, index, {"tool_calls": [opening]})
+            _write(writer, index, {"tool_calls": [{**call, kind: {**inner, name: ""}}]})
             before = b'"tool_calls":[{"index":%d,"%b":{"%b":' % (number, kind.encode(), name.encode())
             _write_text(writer, index, before, text, b"}}]")
             return
-    _write(writer, index, {"tool_calls": [{"index": number, **call}]})
+    _write(writer, index, {"tool_calls": [call]})
 
 
 def _write_function_call(writer: ChunkWriter, index: int, call: Json) -> None:

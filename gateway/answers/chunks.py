@@ -14,7 +14,7 @@ from typing import Any, Final
 from gateway.answers.base import AnswerError, FailedAnswerError, Json, count, dump, load_object, objects, unary_object
 from gateway.answers.merging import hold_latest, join_lists
 from gateway.answers.runs import joined
-from gateway.answers.sse import DONE, DONE_EVENT, Event, event_bytes, events_of, plain_data
+from gateway.answers.sse import DONE, DONE_EVENT, Event, events_of, plain_data
 from gateway.dialects.base import Usage
 
 _IN_EVERY_CHUNK: Final = ("id", "object", "created", "model", "service_tier", "system_fingerprint")
@@ -26,8 +26,6 @@ _BEHIND_TEXT: Final = re.compile(rb'(?:,"[a-z_]+":(?:null|[0-9]+))*\}[^\[]*\Z')
 """What a chunk may say before and behind its text, if it is to be joined with others: no other text, no list."""
 _BROKEN_OFF: Final = ("abort", "error", "cancelled", "insufficient_system_resource")
 """Reasons that engines give for the end of what they did not finish: vLLM, SGLang and DeepSeek."""
-_NO_USAGE: Final = b',"usage":null}'
-"""At the very end of a chunk: a member of the outermost object, therefore."""
 
 ChoiceMerge = Callable[[Json, Json], None]
 """(what has grown of a choice, what the next chunk brings of it): `index`, `finish_reason` and `logprobs` excepted."""
@@ -189,42 +187,6 @@ class ChunkWriter:
             self.events.append(self._start + b',"choices":[],"usage":' + dump(self._usage) + b"}\n\n")
         self.events.append(DONE_EVENT)
         return self.events
-
-
-def restream(stream: bytes, *, usage: bool) -> list[bytes]:
-    """The events of a recorded stream for a client that asks for usage, or does not. What lies between the ends is
-    taken to be well: it was looked at when it was kept.
-
-    Raises:
-        AnswerError: The stream does not end as it should, or has an event that is no chunk.
-    """
-    events = events_of(stream)
-    _check_end(events)
-    found: list[bytes] = []
-    told: Json | None = None
-    padded, counted = b'"obfuscation"' in stream, b'"usage"' in stream
-    for name, data in events[:-1]:
-        if name == b"error" or data.startswith(b'{"error"'):
-            _chunk(name, data)  # which raises, unless there is no error in it
-        plain = plain_data(data) if padded else data
-        if counted and b'"usage"' in plain:
-            bare = plain[: -len(_NO_USAGE)] + b"}" if plain.endswith(_NO_USAGE) else plain
-            if b'"usage"' not in bare:
-                plain = plain if usage else bare
-            else:
-                chunk = load_object(plain)
-                amount = chunk.pop("usage", None)
-                if type(amount) is dict:
-                    told = chunk | {"usage": amount}
-                    if not chunk.get("choices"):
-                        continue
-                plain = dump(chunk | {"usage": None} if usage else chunk)
-        found.append(event_bytes(name, plain))
-    if usage and told is not None:
-        head = {key: told[key] for key in _IN_EVERY_CHUNK if key in told}
-        found.append(b"data: " + dump(head | {"choices": [], "usage": told["usage"]}) + b"\n\n")
-    found.append(DONE_EVENT)
-    return found
 
 
 def usage_of(answer: Json) -> Usage:

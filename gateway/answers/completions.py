@@ -35,7 +35,7 @@ def read(body: bytes) -> Json:
     return _checked(read_unary(body))
 
 
-def events(answer: Json, *, usage: bool) -> list[bytes]:
+def events(answer: Json, usage: bool) -> list[bytes]:
     """The chunks of what `read` or `assembled` returned."""
     writer = ChunkWriter(answer, _KIND, usage=usage)
     for choice in answer["choices"]:

@@ -1,4 +1,4 @@
-"""A stream of Anthropic's as one message, or for another client. Pure.
+"""A stream of Anthropic's as one message. Pure.
 
 Source: Anthropic's API reference, "Streaming messages", and the checks of its Python client. `ping` events are left
 out. An event or a delta of a type that is not known here makes a stream unusable, since nobody could say what of the
@@ -17,7 +17,7 @@ from gateway.answers.base import AnswerError, FailedAnswerError, Json, load_obje
 from gateway.answers.merging import hold_latest
 from gateway.answers.messages import checked
 from gateway.answers.runs import joined
-from gateway.answers.sse import DONE, event_bytes, events_of
+from gateway.answers.sse import DONE, events_of
 
 _TEXT_DELTAS: Final[Mapping[str, str]] = {"text_delta": "text", "thinking_delta": "thinking"}
 """Type of a delta → the member of the block, and of the delta, that it goes on with."""
@@ -39,21 +39,6 @@ def assembled(stream: bytes) -> Json:
     for event in _told(stream):
         reader.take(event)
     return checked(reader.message())
-
-
-def restream(stream: bytes) -> list[bytes]:
-    """The events of a recorded stream, each with its name: Anthropic's clients pass over those that have none. What
-    lies between the ends is taken to be well.
-
-    Raises:
-        AnswerError: The stream does not end as it should, or fails.
-    """
-    found = [(name or _name(data), data) for name, data in events_of(stream) if data != DONE]
-    if not found or found[-1][0] != b"message_stop":
-        raise AnswerError("the stream does not end with the end of a message")
-    if any(name == b"error" for name, _ in found):
-        raise FailedAnswerError("the worker told an error")
-    return [event_bytes(name, data) for name, data in found if name != b"ping"]
 
 
 class _Reader:
@@ -173,11 +158,6 @@ def _told(stream: bytes) -> list[Json]:
         if kind != "ping":
             told.append(event)
     return told
-
-
-def _name(data: bytes) -> bytes:
-    kind = load_object(data).get("type")
-    return kind.encode() if type(kind) is str else b""
 
 
 def _object(fields: Json, name: str) -> Json:

@@ -21,7 +21,7 @@ from gateway.answers.base import (
     unary_object,
 )
 from gateway.answers.responses_events import ResponseWriter
-from gateway.answers.sse import DONE, event_bytes, events_of, plain_data
+from gateway.answers.sse import DONE, events_of
 from gateway.dialects.base import Usage
 
 _ENDS: Final = ("response.completed", "response.incomplete")
@@ -102,21 +102,6 @@ def read(body: bytes) -> Json:
 def events(response: Json) -> list[bytes]:
     """The events of what `read` or `assembled` returned."""
     return ResponseWriter(response).written()
-
-
-def restream(stream: bytes) -> list[bytes]:
-    """The events of a recorded stream. What lies between the ends is taken to be well.
-
-    Raises:
-        AnswerError: The stream does not end as it should, or fails.
-    """
-    found = events_of(stream)
-    ends = [data for _, data in found[-2:] if data != DONE]
-    if not ends or load_object(ends[-1]).get("type") not in _ENDS:
-        raise AnswerError("the stream does not end with a response that is done")
-    if any(name in (b"error", b"response.failed") for name, _ in found):
-        raise FailedAnswerError("the worker told an error")
-    return [event_bytes(name, plain_data(data)) for name, data in found]
 
 
 def facts(response: Json) -> Facts:
