@@ -200,6 +200,7 @@ class SemanticCaching(Lessons):
         decision = self.learners.policy(meaning.learner, policy.cache.semantic).decide(
             candidate,
             self._sample(),
+            now,
             client_floor=wishes.min_similarity,
             client_delta=wishes.max_error,
             client_max_age=asked.max_age,

@@ -139,7 +139,7 @@ class Lessons(ABC):
             return None
         self.labels[source, "right" if same else "wrong"] += 1
         learner = self.learners.policy(meaning.learner, asker.policy.cache.semantic)
-        outcome = learner.observe(judged.candidate, wrong=not same, source=source, now=self._wall())
+        outcome = learner.observe(judged.candidate, judged.decision, wrong=not same, source=source, now=self._wall())
         if outcome.changed:
             self.changes += 1
             name = meaning.learner.name
