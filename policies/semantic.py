@@ -187,6 +187,7 @@ class SemanticPolicy:
         return {
             "format": _FORMAT,
             "sources": list(self._sources),
+            "judged_by": self.settings.judged_by,
             "entries": self._entries.dump(),
             "standings": self._standings.dump(),
             "evidence": self._evidence.dump(),
@@ -202,7 +203,8 @@ class SemanticPolicy:
         """Takes the place of all that was learnt. Raises ValueError for data of another shape, and then has changed
         nothing; sources other than today's are another shape too.
         """
-        if data.get("format") != _FORMAT or data.get("sources") != list(self._sources):
+        judges = list(self._sources), self.settings.judged_by
+        if data.get("format") != _FORMAT or (data.get("sources"), data.get("judged_by")) != judges:
             raise ValueError("evidence of another format or of other sources")
         told = SemanticPolicy(self.settings)
         try:

@@ -115,6 +115,8 @@ class SemanticSettings:
     category_ttl: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, Noise] = field(default_factory=lambda: {"shadow": _SHADOW})
     """Who labels at random, by name, and how often each errs."""
+    judged_by: str = ""
+    """What else labels depend on. Those of another judge prove nothing."""
     recovery: int = 4
     """An entry found wrong is served again after so many comparisons in a row found it right; twice as many the
     second time."""

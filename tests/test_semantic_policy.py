@@ -437,6 +437,7 @@ def test_what_was_learnt_survives_a_restart() -> None:
     [
         {"format": 1},
         {"sources": ["others"]},
+        {"judged_by": "another threshold"},
         {"entries": [["a", 1]]},
         {"entries": [["a", 1, 0.9, 0, -1, 0]]},
         {"entries": 7},
