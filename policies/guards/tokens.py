@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from policies.guards.phrases import PHRASES, Row
@@ -47,6 +48,7 @@ _AFTER_DIGITS = frozenset("\"'!")
 """Inches, feet, a factorial: no ends of anything."""
 _SAYING = frozenset("%‰&#@*/\\§¶·")
 """Punctuation by Unicode's classes that says something by itself."""
+_MERE = frozenset({"Pd", "Ps", "Pe", "Pi", "Pf", "Po"})
 # Capitals tell these units apart.
 _CASED = {"Kb": "kilobit", "Mb": "megabit", "Gb": "gigabit", "Tb": "terabit", "MW": "megawatt", "mW": "milliwatt"}
 # Written small, these are no names.
@@ -90,7 +92,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def _add_chunks(text: str, tokens: list[Token]) -> None:
-    for chunk in text.split():
+    for chunk, following in pairwise([*text.split(), ""]):
         core = chunk.lstrip(_OPENING)
         stripped = core.rstrip(_CLOSING)
         tail = core[len(stripped) :]
@@ -100,13 +102,19 @@ def _add_chunks(text: str, tokens: list[Token]) -> None:
             stripped, tail = stripped + ")", tail[1:]
         if tail.startswith("]") and stripped.count("[") > stripped.count("]"):
             stripped, tail = stripped + "]", tail[1:]
+        spoken_of = chunk[0] in "([{" if chunk[1:] else chunk in ".?!;:" and following[:1].islower()
+        if not stripped and spoken_of:
+            tokens.append(Token(LITERAL, chunk))
+            continue
         if chunk[0] in "([{" and len(core) < len(chunk):
-            tokens.append(Token(COMMA, ""))
+            # What is in square brackets, or in curly ones, is code more often than said aside.
+            tokens.append(Token(COMMA, "") if chunk[0] == "(" else Token(LITERAL, chunk[0]))
         if stripped in {"e.g", "i.e"}:
             tokens.append(Token(WORD, "suchlike" if stripped == "e.g" else "namely"))
             continue
         if stripped:
             _add_core(_EMPHASIS.sub(r"\2", stripped), tokens)
+        tokens += [Token(LITERAL, mark) for mark in tail if mark in "]}"]
         if tail:
             stops = any(mark in tail for mark in ".?!;")
             tokens.append(Token(STOP, "") if stops else Token(COMMA, ""))
@@ -134,7 +142,7 @@ def _add_core(core: str, tokens: list[Token]) -> None:
         tokens[-1] = tokens[-1]._replace(possessive=True)
     elif core == "%":
         tokens.append(Token(WORD, core))
-    elif any(letter in _SAYING or unicodedata.category(letter)[0] != "P" for letter in core):
+    elif any(letter in _SAYING or unicodedata.category(letter) not in _MERE for letter in core):
         tokens.append(Token(LITERAL, core))
 
 
