@@ -1,4 +1,6 @@
-"""Forms of a word that count: one or several of what is meant, and any form where a text is about words."""
+"""Words that count as they are: one or several of what is meant, any form where a text is about words, and the words of
+a term that it asks about.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,13 @@ _OF_WORDS: Final = frozenset(
 )
 
 
+_ASKED_FOR: Final = frozenset({"what", "who"})
+
+
 class FormGuard:
-    """Refuses "the king" against "the kings", and "spell running" against "spell run". Not among statements."""
+    """Refuses "the king" against "the kings", "spell running" against "spell run", and "what is hard water" against
+    "what is difficult water". Not among statements.
+    """
 
     name = "form"
 
@@ -35,6 +42,13 @@ class FormGuard:
                 continue
             if of_words and not {before.key, after.key} <= _OF_WORDS:
                 return "word"
+            if before.key != after.key and _asks_for_a_term(pair):
+                return "term"
             if before.key == after.key and before.definite and after.definite and before.ending == after.ending:
                 return "number"
         return ""
+
+
+def _asks_for_a_term(pair: Pair) -> bool:
+    """What is a simple fracture, who is Big Ben: nothing stands there but the name of what is asked for."""
+    return pair.stored.opening in _ASKED_FOR and not any(item.links for item in pair.stored.items)
