@@ -115,7 +115,7 @@ def tally(pairs: Sequence[Pair], cosine: Cosine | None = None) -> Tally:
 def show(sets: Mapping[str, Tally], *, cosine: bool) -> None:
     """Prints both tables."""
     rules: dict[str, Callable[[Tally], Served]] = {
-        name: lambda made, name=name: made.guards[name]  # type: ignore[misc]
+        name: lambda made, name=name: made.guards[name]  # type: ignore[misc]  # of a default mypy infers no type
         for name in SHOWN
     }
     if cosine:
