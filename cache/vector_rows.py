@@ -119,6 +119,7 @@ class Partition:
         entry.row = GONE
         if self.follower is not None:
             self.follower.removed(entry)
+            entry.meta = b""  # a graph keeps the entry until another takes its place
 
     def clear(self) -> None:
         """All of them are gone; for one without a follower."""

@@ -39,7 +39,7 @@ _SYSTEM: Final = (
 )
 _TOKENS: Final = 16
 _MOST_CHARS: Final = 16_000
-"""Of the answers together: of longer ones nobody would know what the model has read."""
+"""Of the answers together: of longer ones nobody would know what the model has read, so that they count as wrong."""
 _OK: Final = 200
 _MOST_AT_ONCE: Final = 8
 _VERDICT: Final = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
@@ -80,11 +80,14 @@ class AnswerVerifier:
         question: str,
         told: tuple[str, str],
     ) -> bool | None:
-        """Do both answers say the same, in the model's words? None where it did not say. `tenant`: whose texts these
-        are, so that nobody else can meet them in a worker's cache.
+        """Do both answers say the same, in the model's words? None where it was not asked, or gave no answer; one
+        without a verdict is no yes, for it may come of what it was asked about. `tenant`: whose texts these are, so
+        that nobody else can meet them in a worker's cache.
         """
-        if server.draining or self._asking >= _MOST_AT_ONCE or sum(map(len, told)) > _MOST_CHARS:
+        if server.draining or self._asking >= _MOST_AT_ONCE:
             return None
+        if sum(map(len, told)) > _MOST_CHARS:
+            return False
         self._asking += 1
         said: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         client = _Listener(server, said)
@@ -135,7 +138,7 @@ def _body(model: str, question: str, told: tuple[str, str]) -> bytes:
     )
 
 
-def _verdict(body: bytes) -> bool | None:
+def _verdict(body: bytes) -> bool:
     facts = answers.facts(Kind.CHAT, body, streamed=False)
     found = _VERDICT.match(facts.text) if facts.whole else None
-    return None if found is None else found[1].lower() == "yes"
+    return found is not None and found[1].lower() == "yes"

@@ -64,6 +64,8 @@ class _Job:
     text: str
     deadline: float
     """The latest of theirs."""
+    epoch: int
+    """What was asked before it was forgotten is not remembered after."""
     waiters: set[asyncio.Future[Vector | Miss]] = field(default_factory=set)
 
 
@@ -94,6 +96,7 @@ class EmbeddingBatcher:
         self._max_batch = max_batch
         self._max_chars = max_chars
         self._memory = _Memory(remembered)
+        self._epoch = 0
         self._rest = rest or TierRest()
         self._queue = TextQueue[_Job](max_waiting)
         self._batch: dict[Key, _Job] = {}
@@ -155,7 +158,8 @@ class EmbeddingBatcher:
         return found
 
     def forget(self) -> None:
-        """Vectors of earlier texts are remembered no longer."""
+        """Vectors of earlier texts are remembered no longer, nor those that are under way."""
+        self._epoch += 1
         self._memory.clear()
 
     def close(self) -> None:
@@ -203,7 +207,7 @@ class EmbeddingBatcher:
         # While a batch tries an embedder that rested, texts may wait for what becomes of it.
         if not self._batch and not self._rest.ready(now):
             return "resting"
-        job = _Job(key, text, now + deadline_s)
+        job = _Job(key, text, now + deadline_s, self._epoch)
         entered, gone = self._queue.add(key, job)
         if gone is not None:
             _settle(gone, "full")
@@ -241,7 +245,8 @@ class EmbeddingBatcher:
                 _settle(job, "refused" if outcome.error is None else "failed")
                 continue
             self._counts["texts"] += 1
-            self._memory.put(key, row)
+            if job.epoch == self._epoch:
+                self._memory.put(key, row)
             _settle(job, row)
         if not self._closed:
             self._begin(loop)

@@ -162,9 +162,10 @@ def request_settings(config: Config) -> SemanticRequestSettings:
 def policy_settings(config: Config) -> SemanticSettings:
     """What decides for a tenant of whom nothing else is said."""
     settings = config.semantic_cache
-    sources = {WORDS: AGREEMENT_NOISE}
+    sources, judged_by = {WORDS: AGREEMENT_NOISE}, f"{settings.agreement}"
     if settings.verifier is not None:
         sources[VERIFIER] = Noise(false_wrong=0.0, false_correct=settings.verifier.misses)
+        judged_by += f" {settings.verifier.model}"
     return SemanticSettings(
         delta=settings.delta,
         confidence=settings.confidence,
@@ -174,6 +175,7 @@ def policy_settings(config: Config) -> SemanticSettings:
         ttl=settings.ttl,
         category_ttl={category.name: category.ttl for category in settings.categories if category.ttl is not None},
         sources=sources,
+        judged_by=judged_by,
         max_entries=_ENTRIES_LEARNT,
     )
 

@@ -95,6 +95,7 @@ class SemanticCaching(Lessons):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._served: dict[str, OrderedDict[str, tuple[Learner, bytes]]] = {}
         self._could_save = True
+        self._saving = asyncio.Lock()
 
     # -- a request comes
 
@@ -200,6 +201,7 @@ class SemanticCaching(Lessons):
         decision = self.learners.policy(meaning.learner, policy.cache.semantic).decide(
             candidate,
             self._sample(),
+            now,
             client_floor=wishes.min_similarity,
             client_delta=wishes.max_error,
             client_max_age=asked.max_age,
@@ -335,10 +337,14 @@ class SemanticCaching(Lessons):
         }
 
     async def save(self) -> None:
-        """Write what was learnt, where it is kept at all."""
-        file = self._evidence
-        if file is None:
-            return
+        """Write what was learnt, where it is kept at all; one after the other, lest what was forgotten meanwhile be
+        written last.
+        """
+        if self._evidence is not None:
+            async with self._saving:
+                await self._save(self._evidence)
+
+    async def _save(self, file: EvidenceFile) -> None:
         learnt = []
         for each in self.learners.snapshots():
             learnt.append(each)

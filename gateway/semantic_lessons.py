@@ -16,7 +16,7 @@ from cache.store import StoreError
 from gateway.answer_comparison import VERIFIER, WORDS, answer_text, answers_agree
 from gateway.semantic_call import BusyError, Judged, Meaning
 from policies.guards.strength import SAME_TEXT
-from policies.semantic import Choice, Outcome
+from policies.semantic import Choice, Outcome, Why
 
 if TYPE_CHECKING:
     from cache.response_entry import ResponseEntry
@@ -95,7 +95,7 @@ class Lessons(ABC):
             if judged is not None and judged.decision.choice is Choice.EXPLORE:
                 same = await self._compare(cached, meaning, judged, entry.body, asker)
             if judged is not None and judged.similar.guard >= SAME_TEXT:
-                if same is not False:
+                if same is not False and judged.decision.why is not Why.EXPIRED:
                     return  # it is known in these very words
                 self.questions.remove(judged.similar.id)
             await self._add(cached, meaning, entry)
@@ -139,7 +139,7 @@ class Lessons(ABC):
             return None
         self.labels[source, "right" if same else "wrong"] += 1
         learner = self.learners.policy(meaning.learner, asker.policy.cache.semantic)
-        outcome = learner.observe(judged.candidate, wrong=not same, source=source, now=self._wall())
+        outcome = learner.observe(judged.candidate, judged.decision, wrong=not same, source=source, now=self._wall())
         if outcome.changed:
             self.changes += 1
             name = meaning.learner.name

@@ -1,7 +1,7 @@
 """The one thread in which questions are searched for, compared by guards, added and forgotten.
 
-What waits is bounded; whoever gives up waiting takes its search out of the line. Whatever fails is as if nothing had
-been found.
+What waits is bounded; who has given up is not searched for, but counts until it is its turn. Whatever fails is as if
+nothing had been found.
 """
 
 from __future__ import annotations
@@ -176,17 +176,28 @@ class SimilarQuestions:
         if self._waiting >= _MOST_WAITING:
             raise BusyError
         self._waiting += 1
+        given_up = False
+
+        def turn() -> T:
+            if given_up:
+                raise BusyError
+            return work()
+
         try:
-            doing = self._executor.submit(work)
+            doing = self._executor.submit(turn)
         except RuntimeError:  # closed
             self._waiting -= 1
             raise BusyError from None
         loop = asyncio.get_running_loop()
         doing.add_done_callback(lambda _: self._called(loop))
-        return await asyncio.wrap_future(doing)
+        try:
+            # A place in the executor's line is only given back by the thread: cancelled ones would wait without bound.
+            return await asyncio.shield(asyncio.wrap_future(doing))
+        except asyncio.CancelledError:
+            given_up = True
+            raise
 
     def _called(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From the thread, or from whoever gave up."""
         try:
             loop.call_soon_threadsafe(self._done)
         except RuntimeError:  # the loop has ended

@@ -87,58 +87,63 @@ class SemanticPolicy:
         self,
         candidate: Candidate,
         sample: float,
+        now: float,
         *,
         client_floor: float | None = None,
         client_delta: float | None = None,
         client_max_age: float | None = None,
     ) -> Decision:
         """What to do with a request. `sample` is drawn anew for each, evenly from [0, 1). What a client asks for only
-        counts where it is stricter than the settings. Counts the candidate, and changes nothing else.
+        counts where it is stricter than the settings. Counts the candidate, lets go of what is too old, and changes
+        nothing else.
         """
         refused = self._refused(candidate, client_floor, client_max_age)
         if refused is not None:
             return Decision(Choice.MISS, refused, 1.0, 1.0, would_serve=False)
         known = self._known(candidate)
         known.counts.candidates += 1
-        delta = self.settings.delta if client_delta is None else min(self.settings.delta, client_delta)
-        estimate, bound, why = self._judged(known, candidate, delta)
+        for evidence in (self._evidence, known.evidence):
+            evidence.let_go(now)
+        settings = self.settings
+        estimate, bound, why = self._judged(known, candidate, settings.delta)
+        audited = why is Why.BOUND and not settings.shadow
+        rate = settings.audits(self._trusted) if audited else settings.learn_rate
+        if why is Why.BOUND and client_delta is not None and client_delta < settings.delta:
+            # Drawn as often as if its client had said nothing: the labels of those who are never served would outnumber
+            # the others'.
+            estimate, bound, why = self._judged(known, candidate, client_delta)
         if why is Why.QUARANTINE:
             known.counts.quarantined += 1
         would_serve = why is Why.BOUND
-        rate = self.settings.learn_rate
         if would_serve:
             known.counts.would_serve += 1
-            rate = self.settings.audits(self._trusted)
-            if sample >= rate and not self.settings.shadow:
+            if sample >= rate and not settings.shadow:
                 known.counts.served += 1
                 self._trusted += 1
                 return Decision(Choice.SERVE, why, estimate, bound, would_serve)
             why = Why.AUDIT
-            if self.settings.shadow:
-                rate = self.settings.learn_rate
-        return Decision(Choice.EXPLORE if sample < rate else Choice.MISS, why, estimate, bound, would_serve)
+        choice = Choice.EXPLORE if sample < rate else Choice.MISS
+        return Decision(choice, why, estimate, bound, would_serve, proves=sample < settings.learn_rate)
 
-    def observe(self, candidate: Candidate, *, wrong: bool, source: str, now: float) -> Outcome:
+    def observe(self, candidate: Candidate, decision: Decision, *, wrong: bool, source: str, now: float) -> Outcome:
         """A comparison that `decide` asked for by EXPLORE: of the entry's answer with what a worker said. Only such
-        labels prove something, for chance alone chose them; what clients report goes to `report_wrong`.
+        labels prove something, for chance alone chose them; what clients report goes to `report_wrong`. It counts as
+        what it was when it was decided: of many requests at a time that meet the same wrong entry each is wrong.
 
         Raises KeyError for a source that the settings do not know.
         """
         at, noise = self._sources[source]
         known = self._known(candidate)
-        estimate, _, why = self._judged(known, candidate, self.settings.delta)
         changed = False
-        if why is Why.QUARANTINE:
+        if decision.would_serve:
+            known.counts.audit(source, wrong)
+        else:
             known.counts.labels += 1
             known.counts.labels_wrong += wrong
-        else:
-            if why is Why.BOUND:
-                known.counts.audit(source, wrong)
-            else:
-                known.counts.labels += 1
-                known.counts.labels_wrong += wrong
+        if decision.why is not Why.QUARANTINE:
+            estimate = decision.estimate
             changed = self._watch(known, estimate, wrong, at)
-            if not changed:
+            if decision.proves and not changed:
                 known.evidence.observe(estimate, at, wrong, now)
                 self._evidence.observe(estimate, at, wrong, now)
             standing = self._entries.standing(candidate.entry, candidate.similarity, known.epoch)
@@ -182,6 +187,7 @@ class SemanticPolicy:
         return {
             "format": _FORMAT,
             "sources": list(self._sources),
+            "judged_by": self.settings.judged_by,
             "entries": self._entries.dump(),
             "standings": self._standings.dump(),
             "evidence": self._evidence.dump(),
@@ -197,7 +203,8 @@ class SemanticPolicy:
         """Takes the place of all that was learnt. Raises ValueError for data of another shape, and then has changed
         nothing; sources other than today's are another shape too.
         """
-        if data.get("format") != _FORMAT or data.get("sources") != list(self._sources):
+        judges = list(self._sources), self.settings.judged_by
+        if data.get("format") != _FORMAT or (data.get("sources"), data.get("judged_by")) != judges:
             raise ValueError("evidence of another format or of other sources")
         told = SemanticPolicy(self.settings)
         try:

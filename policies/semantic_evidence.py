@@ -102,7 +102,7 @@ class Evidence:
         level = bisect_left(LEVELS, risk)
         if level >= len(LEVELS):
             return
-        self._turn(now)
+        self.let_go(now)
         row, told = self._new[level], self._noises[source].unbiased(wrong)
         self._fresh += 1.0
         row[2 * source] += 1.0
@@ -112,6 +112,16 @@ class Evidence:
             self._wrong[above] += told
             if wrong:
                 self._bounds.pop(above, None)
+
+    def let_go(self, now: float) -> None:
+        """Labels that are too many, or too old even if nothing has come since."""
+        if now - self._started >= 2 * self._age:
+            self.forget()
+            self._started = now
+        elif now - self._started >= self._age:
+            self._turn(self._started + self._age)
+        elif self._fresh >= self._most:
+            self._turn(now)
 
     def forget(self) -> None:
         """Starts anew."""
@@ -133,8 +143,6 @@ class Evidence:
         self._count()
 
     def _turn(self, now: float) -> None:
-        if now - self._started < self._age and self._fresh < self._most:
-            return
         self._old, self._new, self._started = self._new, self._empty(), now
         self._count()
 

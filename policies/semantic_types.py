@@ -71,6 +71,9 @@ class Decision(NamedTuple):
     """Upper confidence bound of that, for all candidates of no greater expected risk; 1 where none of δ is proved."""
     would_serve: bool
     """Would be served if nothing but shadow mode and the audit stood against it."""
+    proves: bool = True
+    """Its label counts as evidence; that of an audit only where it would have been drawn as well if it could not be
+    served, for else what is safe would be drawn more often than what is not."""
 
 
 class Outcome(NamedTuple):
@@ -112,6 +115,8 @@ class SemanticSettings:
     category_ttl: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, Noise] = field(default_factory=lambda: {"shadow": _SHADOW})
     """Who labels at random, by name, and how often each errs."""
+    judged_by: str = ""
+    """What else labels depend on. Those of another judge prove nothing."""
     recovery: int = 4
     """An entry found wrong is served again after so many comparisons in a row found it right; twice as many the
     second time."""

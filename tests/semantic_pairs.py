@@ -36,8 +36,8 @@ def own_pairs() -> list[Pair]:
 
 
 def unseen_pairs() -> list[Pair]:
-    """More of our own, written before anybody looked at what the guards make of them, in three lots: of 332, 85 and 50
-    that must be refused, 12, 1 and 1 were served at first, and the rules behind them were changed.
+    """More of our own, written before anybody looked at what the guards make of them, in five lots: of 332, 85, 50, 413
+    and 162 that must be refused, 12, 1, 1, 65 and 9 were served at first, and the rules behind them were changed.
     """
     return _read(UNSEEN)
 

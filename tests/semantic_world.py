@@ -158,7 +158,7 @@ class Simulation:
             if candidate.similarity >= threshold:
                 counted[0] += 1
                 counted[1] += not right
-        decision = self.policy.decide(candidate, draw())
+        decision = self.policy.decide(candidate, draw(), now)
         if decision.choice is Choice.SERVE:
             tally.served += 1
             tally.wrong += not right
@@ -166,7 +166,7 @@ class Simulation:
         if decision.choice is Choice.EXPLORE:
             tally.explored += 1
             wrong = self._label(right)
-            for entry in self.policy.observe(candidate, wrong=wrong, source="shadow", now=now).drop:
+            for entry in self.policy.observe(candidate, decision, wrong=wrong, source="shadow", now=now).drop:
                 self._drop(entry)
             if not wrong:
                 return  # the cache has this answer already

@@ -147,6 +147,18 @@ async def test_who_comes_while_his_text_is_embedded_gets_that_vector() -> None:
         assert embedder.batches == [["fox"]]
 
 
+async def test_what_is_forgotten_while_it_is_embedded_is_not_remembered() -> None:
+    embedder = Embeds()
+    async with batching(embedder) as batcher:
+        (task,) = await held(batcher, embedder)
+        batcher.forget()
+        embedder.go_on.set()
+        assert await task is not None
+        for _ in range(2):
+            assert await batcher.embed("held", LONG, scope="holder") is not None
+        assert embedder.batches == [["held"]] * 2
+
+
 async def test_scopes_share_nothing() -> None:
     embedder = Embeds()
     async with batching(embedder, max_batch=1) as batcher:

@@ -8,6 +8,9 @@ import json
 import random
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,8 @@ import openai
 import pytest
 
 from gateway.config import Config, ConfigError
+from gateway.semantic_call import BusyError, Learner
+from gateway.semantic_learners import EvidenceFile
 from policies.response_freshness import FreshnessRules
 from policies.types import Tier
 from tests.gateway_fixtures import config_for, eventually
@@ -242,13 +247,23 @@ async def test_a_model_judges_what_words_cannot_tell() -> None:
         it.check_left()
 
 
-@pytest.mark.parametrize(("says", "label"), [("No, they differ.", "wrong"), ("Hard to say.", "none")])
+@pytest.mark.parametrize(("says", "label"), [("No, they differ.", "wrong"), ("Hard to say.", "wrong")])
 async def test_a_model_that_says_no_or_nothing_is_not_taken_for_a_yes(says: str, label: str) -> None:
     worker = Wise()
     worker.says = lambda question: says if "first answer" in question else ABOUT
     async with semantic_setting(EASY + VERIFIER, worker=worker) as it:
         assert await it.learn(PASSWORD, 3) == ["miss"] * 3
         assert it.semantic.labels == {("verifier", label): 2}
+        it.check_left()
+
+
+async def test_answers_too_long_for_a_model_count_as_wrong_unasked() -> None:
+    worker = Wise()
+    worker.says = lambda _: "It depends. " * 800
+    async with semantic_setting(EASY + VERIFIER, worker=worker) as it:
+        assert await it.learn(PASSWORD, 2) == ["miss"] * 2
+        assert it.semantic.labels == {("verifier", "wrong"): 1}
+        assert worker.calls == 2
         it.check_left()
 
 
@@ -489,6 +504,57 @@ async def test_an_answer_that_is_fetched_anew_is_found_by_meaning_again() -> Non
         await it.quiet()
         assert it.semantic.lookups["learning"] == 1  # it was found, and the worker's answer compared with it
         it.check_left()
+
+
+async def test_an_answer_too_old_to_be_served_by_meaning_makes_room_for_a_newer_one() -> None:
+    async with semantic_setting(EASY + ", ttl: 300ms") as it:
+        await it.learn(PASSWORD, 1)
+        await asyncio.sleep(0.35)
+        assert await it.learn(PASSWORD, 1) == ["miss"]
+        assert it.semantic.lookups["expired"] == 1
+        assert it.semantic.questions.stats().entries == 1
+        assert await it.learn(PASSWORD, 1) == ["miss"]
+        assert it.semantic.lookups["expired"] == 1
+        assert it.semantic.lookups["learning"] == 1
+
+
+async def test_however_many_give_up_what_waits_for_the_thread_is_bounded() -> None:
+    async with semantic_setting() as it:
+        questions, blocked = it.semantic.questions, threading.Event()
+        questions._submit(blocked.wait)
+        for _ in range(300):
+            with suppress(TimeoutError, BusyError):
+                async with asyncio.timeout(0):
+                    await questions.flush()
+        waiting = questions._executor._work_queue.qsize()
+        blocked.set()
+        assert waiting <= 256
+        await it.quiet()
+
+
+async def test_what_was_forgotten_while_it_was_being_written_is_not_written_last(tmp_path: Path) -> None:
+    async with semantic_setting(f"{EASY}, path: '{tmp_path / 'meanings'}'") as it:
+        assert (await it.learn(PASSWORD, 12))[-1] == "semantic"
+        it.semantic._evidence = file = _SlowOnce(tmp_path / "meanings", it.semantic.batcher.name)
+        saved = asyncio.create_task(it.semantic.save())
+        await asyncio.to_thread(file.begun.wait)
+        assert await it.semantic.forget_questions() == 1
+        await saved
+        assert file.read() == {}
+
+
+class _SlowOnce(EvidenceFile):
+    """The first to write is overtaken, if it can be."""
+
+    def __init__(self, folder: Path, embedder: str) -> None:
+        super().__init__(folder, embedder)
+        self.begun = threading.Event()
+
+    def write(self, learnt: list[tuple[Learner, Mapping[str, Any]]]) -> None:
+        if not self.begun.is_set():
+            self.begun.set()
+            time.sleep(0.3)
+        super().write(learnt)
 
 
 async def test_what_was_asked_before_it_was_forgotten_is_not_added_after() -> None:

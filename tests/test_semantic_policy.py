@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from policies.semantic import Candidate, Choice, SemanticPolicy, SemanticSettings, Why
+from policies.semantic import Candidate, Choice, Outcome, SemanticPolicy, SemanticSettings, Why
 from policies.semantic_bounds import Noise
 from policies.semantic_curve import BELIEVED, BINS, RiskCurve, Standings, bin_of
 from policies.semantic_entries import QUARANTINED, Entries
@@ -29,6 +29,12 @@ def candidate(entry: str = "a", similarity: float = 0.95, **facts: Any) -> Candi
     return Candidate(entry, similarity, **facts)
 
 
+def label(policy: SemanticPolicy, seen: Candidate, *, wrong: bool, now: float = 0.0) -> Outcome:
+    """Decide by a draw that explores, and compare."""
+    decision = policy.decide(seen, 0.0, now)
+    return policy.observe(seen, decision, wrong=wrong, source="shadow", now=now)
+
+
 def taught(
     settings: SemanticSettings = SETTINGS, labels: int = 1_500, wrong_every: int = 0, category: str = ""
 ) -> SemanticPolicy:
@@ -43,14 +49,14 @@ def teach(policy: SemanticPolicy, labels: int, wrong_every: int = 0, category: s
         wrong = bool(wrong_every) and number % wrong_every == wrong_every - 1
         entry = f"w{number}" if wrong else f"e{number % 10}"
         seen = candidate(entry, 0.85 + (number % 14) / 100, category=category)
-        policy.observe(seen, wrong=wrong, source="shadow", now=float(number))
+        label(policy, seen, wrong=wrong, now=float(number))
 
 
 # --- what is served -------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_served_before_anything_is_proved() -> None:
-    decision = SemanticPolicy(SETTINGS).decide(candidate(similarity=1.0), NEVER)
+    decision = SemanticPolicy(SETTINGS).decide(candidate(similarity=1.0), NEVER, 0.0)
     assert (decision.choice, decision.why, decision.would_serve) == (Choice.EXPLORE, Why.LEARNING, False)
     assert decision.bound == 1.0
 
@@ -60,7 +66,7 @@ def test_serving_starts_when_the_bound_is_below_delta_and_not_before() -> None:
     started = None
     for number in range(1_500):
         teach(policy, 1)
-        decision = policy.decide(candidate("e0", 0.85), NEVER)
+        decision = policy.decide(candidate("e0", 0.85), NEVER, 0.0)
         if decision.choice is Choice.SERVE:
             assert decision.bound <= 0.02
             assert decision.estimate <= 0.02
@@ -75,22 +81,22 @@ def test_serving_starts_when_the_bound_is_below_delta_and_not_before() -> None:
 def test_a_smaller_delta_takes_more_evidence() -> None:
     for delta, labels in ((0.05, 300), (0.02, 600), (0.01, 1_200)):
         policy = taught(replace(SETTINGS, delta=delta), labels)
-        assert policy.decide(candidate("e1"), NEVER).choice is Choice.SERVE
-        stricter = policy.decide(candidate("e1"), NEVER, client_delta=delta / 8)
-        assert stricter.choice is Choice.EXPLORE
+        assert policy.decide(candidate("e1"), NEVER, 0.0).choice is Choice.SERVE
+        stricter = policy.decide(candidate("e1"), NEVER, 0.0, client_delta=delta / 8)
+        assert (stricter.choice, stricter.why) == (Choice.MISS, Why.LEARNING)
 
 
 def test_what_is_wrong_too_often_is_never_served() -> None:
     policy = taught(labels=4_000, wrong_every=20)
-    decisions = [policy.decide(candidate(f"new{n}", 0.85 + n % 14 / 100), NEVER) for n in range(200)]
+    decisions = [policy.decide(candidate(f"new{n}", 0.85 + n % 14 / 100), NEVER, 0.0) for n in range(200)]
     assert {decision.choice for decision in decisions} == {Choice.EXPLORE}
 
 
 def test_each_category_and_each_strength_of_the_guards_has_to_show_its_own() -> None:
     policy = taught(category="facts")
-    assert policy.decide(candidate("e1", category="facts"), NEVER).choice is Choice.SERVE
-    assert policy.decide(candidate("x1", category="chat"), NEVER).why is Why.LEARNING
-    assert policy.decide(candidate("x2", category="facts", guard=2), NEVER).why is Why.LEARNING
+    assert policy.decide(candidate("e1", category="facts"), NEVER, 0.0).choice is Choice.SERVE
+    assert policy.decide(candidate("x1", category="chat"), NEVER, 0.0).why is Why.LEARNING
+    assert policy.decide(candidate("x2", category="facts", guard=2), NEVER, 0.0).why is Why.LEARNING
 
 
 @pytest.mark.parametrize(
@@ -106,19 +112,61 @@ def test_each_category_and_each_strength_of_the_guards_has_to_show_its_own() -> 
 )
 def test_what_is_a_miss_whatever_is_known(facts: dict[str, Any], why: Why) -> None:
     policy = taught(replace(SETTINGS, category_ttl={"news": 60.0}))
-    decision = policy.decide(candidate("e1")._replace(**facts), 0.0)
+    decision = policy.decide(candidate("e1")._replace(**facts), 0.0, 0.0)
     assert (decision.choice, decision.why, decision.would_serve) == (Choice.MISS, why, False)
 
 
 def test_a_share_of_what_may_be_served_is_compared_and_of_what_may_not() -> None:
     policy = taught(replace(SETTINGS, learn_rate=0.5))
     served = candidate("e1")
-    assert policy.decide(served, 0.049).choice is Choice.EXPLORE
-    assert policy.decide(served, 0.049).why is Why.AUDIT
-    assert policy.decide(served, 0.05).choice is Choice.SERVE
+    assert policy.decide(served, 0.049, 0.0).choice is Choice.EXPLORE
+    assert policy.decide(served, 0.049, 0.0).why is Why.AUDIT
+    assert policy.decide(served, 0.05, 0.0).choice is Choice.SERVE
     unknown = candidate("x", category="chat")
-    assert policy.decide(unknown, 0.49).choice is Choice.EXPLORE
-    assert policy.decide(unknown, 0.5).choice is Choice.MISS
+    assert policy.decide(unknown, 0.49, 0.0).choice is Choice.EXPLORE
+    assert policy.decide(unknown, 0.5, 0.0).choice is Choice.MISS
+
+
+def counted(policy: SemanticPolicy) -> tuple[float, float]:
+    """Labels in a tenant's evidence, and the wrong ones."""
+    rows = [row for name in ("old", "new") for row in policy.snapshot()["evidence"][name]]
+    return sum(row[0] for row in rows), sum(row[1] for row in rows)
+
+
+def test_many_at_a_time_that_meet_a_wrong_entry_each_count() -> None:
+    policy = taught()
+    labels, wrong = counted(policy)
+    seen = candidate("bad")
+    decisions = [policy.decide(seen, 0.0, 0.0) for _ in range(2)]
+    for decision in decisions:
+        policy.observe(seen, decision, wrong=True, source="shadow", now=0.0)
+    assert counted(policy) == (labels + 2, wrong + 2)
+    label(policy, seen, wrong=True)  # in quarantine
+    assert counted(policy) == (labels + 2, wrong + 2)
+
+
+def test_a_client_that_asks_for_more_is_compared_no_more_often() -> None:
+    policy = taught()
+    asked = [policy.decide(candidate("e1"), sample, 0.0, client_delta=1e-4) for sample in (0.049, 0.05)]
+    assert [one.choice for one in asked] == [Choice.EXPLORE, Choice.MISS]
+    assert not any(one.would_serve for one in asked)
+
+
+def test_an_audit_proves_only_what_would_have_been_compared_anyway() -> None:
+    policy = taught(replace(SETTINGS, learn_rate=0.1, audit_rate=0.5))
+    labels, wrong = counted(policy)
+    for sample, more in ((0.05, 1), (0.1, 1), (0.49, 1), (0.09, 2)):
+        decision = policy.decide(candidate("e1"), sample, 0.0)
+        assert (decision.choice, decision.why) == (Choice.EXPLORE, Why.AUDIT)
+        policy.observe(candidate("e1"), decision, wrong=False, source="shadow", now=0.0)
+        assert counted(policy) == (labels + more, wrong)
+
+
+def test_what_is_too_old_proves_nothing_though_nothing_has_come_since() -> None:
+    policy = taught()
+    age = SETTINGS.evidence_age
+    assert policy.decide(candidate("e1"), NEVER, 2 * age - 1).choice is Choice.SERVE
+    assert policy.decide(candidate("e1"), NEVER, 2 * age + 1_500).why is Why.LEARNING
 
 
 def test_audits_are_many_at_first_and_few_later() -> None:
@@ -143,8 +191,8 @@ def test_a_client_can_only_tighten(
 ) -> None:
     floor, delta, max_age = client
     asked = candidate(f"e{entry}", similarity, age=age)
-    plain = TAUGHT.decide(asked, sample)
-    tightened = TAUGHT.decide(asked, sample, client_floor=floor, client_delta=delta, client_max_age=max_age)
+    plain = TAUGHT.decide(asked, sample, 0.0)
+    tightened = TAUGHT.decide(asked, sample, 0.0, client_floor=floor, client_delta=delta, client_max_age=max_age)
     if tightened.choice is Choice.SERVE:
         assert plain.choice is Choice.SERVE
         assert similarity >= floor
@@ -159,7 +207,7 @@ TAUGHT = taught()
 
 def test_what_clients_report_only_takes_away() -> None:
     policy = taught(replace(SETTINGS, client_reports=2))
-    before = [policy.decide(candidate(f"e{n}"), NEVER).choice for n in range(10)]
+    before = [policy.decide(candidate(f"e{n}"), NEVER, 0.0).choice for n in range(10)]
     assert before == [Choice.SERVE] * 10
     assert policy.report_wrong("e0", "mallory", 0.0).quarantined
     assert policy.report_wrong("e1", "mallory", 1.0).quarantined
@@ -167,7 +215,7 @@ def test_what_clients_report_only_takes_away() -> None:
     assert not policy.report_wrong("e2", "mallory", 3_599.0).quarantined
     assert policy.report_wrong("e3", "trent", 3_599.0).quarantined
     assert policy.report_wrong("e4", "mallory", 3_600.0).quarantined
-    after = [policy.decide(candidate(f"e{n}"), NEVER) for n in range(10)]
+    after = [policy.decide(candidate(f"e{n}"), NEVER, 0.0) for n in range(10)]
     assert [n for n, one in enumerate(after) if one.why is Why.QUARANTINE] == [0, 1, 3, 4]
     assert [after[n].choice for n in (2, 5, 6, 7, 8, 9)] == [Choice.SERVE] * 6
 
@@ -180,8 +228,10 @@ def test_only_so_many_clients_are_remembered() -> None:
 
 
 def test_only_sources_that_are_known_may_label() -> None:
+    policy = SemanticPolicy(SETTINGS)
+    decision = policy.decide(candidate(), 0.0, 0.0)
     with pytest.raises(KeyError):
-        SemanticPolicy(SETTINGS).observe(candidate(), wrong=False, source="feedback", now=0.0)
+        policy.observe(candidate(), decision, wrong=False, source="feedback", now=0.0)
 
 
 # --- entries ----------------------------------------------------------------------------------------------------
@@ -189,14 +239,14 @@ def test_only_sources_that_are_known_may_label() -> None:
 
 def test_an_entry_found_wrong_is_not_served_until_found_right_often_enough() -> None:
     policy = taught()
-    assert policy.decide(candidate("e1"), NEVER).choice is Choice.SERVE
-    assert policy.observe(candidate("e1"), wrong=True, source="shadow", now=0.0).quarantined
+    assert policy.decide(candidate("e1"), NEVER, 0.0).choice is Choice.SERVE
+    assert label(policy, candidate("e1"), wrong=True).quarantined
     for needed in (4, 8):
         for _ in range(needed):
-            assert policy.decide(candidate("e1"), NEVER).why is Why.QUARANTINE
-            policy.observe(candidate("e1"), wrong=False, source="shadow", now=0.0)
-        assert policy.decide(candidate("e1"), NEVER).why is not Why.QUARANTINE
-        dropped = policy.observe(candidate("e1"), wrong=True, source="shadow", now=0.0).drop
+            assert policy.decide(candidate("e1"), NEVER, 0.0).why is Why.QUARANTINE
+            label(policy, candidate("e1"), wrong=False)
+        assert policy.decide(candidate("e1"), NEVER, 0.0).why is not Why.QUARANTINE
+        dropped = label(policy, candidate("e1"), wrong=True).drop
         assert dropped == (("e1",) if needed == 8 else ())
 
 
@@ -328,10 +378,10 @@ def test_a_change_is_found_and_chance_is_not() -> None:
 def test_after_a_wrong_answer_nothing_is_served_until_it_is_known_whether_it_was_chance() -> None:
     policy = taught()
     teach(policy, 1, wrong_every=1)
-    held = policy.decide(candidate("e1"), NEVER)
+    held = policy.decide(candidate("e1"), NEVER, 0.0)
     assert (held.choice, held.why) == (Choice.EXPLORE, Why.CHANGED)
     teach(policy, 200)
-    assert policy.decide(candidate("e1"), NEVER).choice is Choice.SERVE
+    assert policy.decide(candidate("e1"), NEVER, 0.0).choice is Choice.SERVE
 
 
 def test_after_a_change_everything_has_to_be_shown_again() -> None:
@@ -339,13 +389,13 @@ def test_after_a_change_everything_has_to_be_shown_again() -> None:
     outcomes = []
     for number in range(10):
         seen = candidate(f"e{number}", 0.95)
-        outcomes.append(policy.observe(seen, wrong=True, source="shadow", now=0.0).changed)
+        outcomes.append(label(policy, seen, wrong=True).changed)
     assert outcomes.count(True) == 1
-    assert policy.decide(candidate("e9"), NEVER).choice is Choice.EXPLORE
+    assert policy.decide(candidate("e9"), NEVER, 0.0).choice is Choice.EXPLORE
     teach(policy, 200)
-    assert policy.decide(candidate("e1"), NEVER).why in {Why.LEARNING, Why.QUARANTINE}
+    assert policy.decide(candidate("e1"), NEVER, 0.0).why in {Why.LEARNING, Why.QUARANTINE}
     teach(policy, 3_000)
-    assert policy.decide(candidate("e1"), NEVER).choice is Choice.SERVE
+    assert policy.decide(candidate("e1"), NEVER, 0.0).choice is Choice.SERVE
 
 
 # --- shadow mode, and what is kept ------------------------------------------------------------------------------
@@ -353,13 +403,16 @@ def test_after_a_change_everything_has_to_be_shown_again() -> None:
 
 def test_shadow_mode_serves_nothing_and_tells_what_it_would_have_served() -> None:
     policy = taught(replace(SETTINGS, shadow=True), category="facts")
-    decisions = [policy.decide(candidate(f"e{n % 10}", category="facts"), n / 1_000) for n in range(1_000)]
+    before = policy.report()["facts/loose"]
+    decisions = [policy.decide(candidate(f"e{n % 10}", category="facts"), n / 1_000, 0.0) for n in range(1_000)]
     assert {(one.choice, one.would_serve) for one in decisions} == {(Choice.EXPLORE, True)}
-    for number in range(100):
-        policy.observe(candidate("e3", category="facts"), wrong=False, source="shadow", now=float(number))
-    policy.observe(candidate("e4", category="facts"), wrong=True, source="shadow", now=0.0)
     told = policy.report()["facts/loose"]
-    assert (told.candidates, told.would_serve, told.served) == (1_000, 1_000, 0)
+    assert told.candidates - before.candidates == told.would_serve - before.would_serve == 1_000
+    assert told.served == 0
+    for number in range(100):
+        label(policy, candidate("e3", category="facts"), wrong=False, now=float(number))
+    label(policy, candidate("e4", category="facts"), wrong=True)
+    told = policy.report()["facts/loose"]
     assert told.audited > 101
     assert told.estimate == pytest.approx(1 / told.audited)
     assert told.estimate is not None
@@ -373,7 +426,7 @@ def test_what_was_learnt_survives_a_restart() -> None:
     assert copy.snapshot() == policy.snapshot()
     for number in range(100):
         asked = candidate(f"e{number % 12}", 0.85 + number % 14 / 100, category="facts")
-        then, now = policy.decide(asked, number / 100), copy.decide(asked, number / 100)
+        then, now = policy.decide(asked, number / 100, 0.0), copy.decide(asked, number / 100, 0.0)
         # Estimates and bounds are not computed anew for every label, but they are after a restart.
         assert (now.choice, now.why) == (then.choice, then.why)
         assert (now.estimate, now.bound) == pytest.approx((then.estimate, then.bound), rel=0.1)
@@ -384,6 +437,7 @@ def test_what_was_learnt_survives_a_restart() -> None:
     [
         {"format": 1},
         {"sources": ["others"]},
+        {"judged_by": "another threshold"},
         {"entries": [["a", 1]]},
         {"entries": [["a", 1, 0.9, 0, -1, 0]]},
         {"entries": 7},
@@ -405,8 +459,8 @@ def test_a_spoilt_snapshot_changes_nothing(spoilt: dict[str, object]) -> None:
 def test_categories_are_bounded() -> None:
     policy = SemanticPolicy(SETTINGS)
     for number in range(500):
-        policy.observe(candidate(category=f"c{number}"), wrong=False, source="shadow", now=0.0)
-        policy.decide(candidate(category=f"d{number}"), 0.5)
+        label(policy, candidate(category=f"c{number}"), wrong=False)
+        policy.decide(candidate(category=f"d{number}"), 0.5, 0.0)
     assert len(policy.report()) == 65
 
 

@@ -548,6 +548,18 @@ def recall(index: SimilarityIndex, vectors: Floats, queries: Floats, gone: froze
     return hits / (10 * len(queries))
 
 
+def test_a_graph_holds_no_metadata_of_what_is_gone() -> None:
+    pytest.importorskip("usearch")
+    index = SimilarityIndex(64, LARGE, exact_entries=5)
+    for number, vector in enumerate(random_vectors(20, 64)):
+        index.add(key("p"), key(number), vector, b"question %d" % number)
+    work_off(index)
+    entry = index._entries[key(3)]
+    assert index.remove(key(3))
+    assert (entry.meta, index.stats().graphs) == (b"", 1)
+    index.check()
+
+
 def test_a_graph_finds_the_same_in_slices_while_entries_come_and_go(clustered: tuple[Floats, Floats]) -> None:
     pytest.importorskip("usearch")
     vectors, queries = clustered

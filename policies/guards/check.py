@@ -8,6 +8,7 @@ from policies.guards.alignment import Pair
 from policies.guards.base import Guard, Verdict
 from policies.guards.content import ContentGuard
 from policies.guards.contrasts import ContrastGuard
+from policies.guards.forms import FormGuard
 from policies.guards.language import LanguageGuard, LengthGuard
 from policies.guards.literals import LiteralGuard
 from policies.guards.modality import ModalityGuard
@@ -21,7 +22,7 @@ from policies.guards.strength import LOOSE, REWORDED, SAME_TEXT, STRICT
 
 GUARDS: Final[tuple[Guard, ...]] = (
     LengthGuard(), LanguageGuard(), NumberGuard(), DateGuard(), LiteralGuard(), NegationGuard(), QuantityGuard(),
-    NameGuard(), ModalityGuard(), ContentGuard(), ContrastGuard(), OrderGuard(),
+    NameGuard(), ModalityGuard(), ContentGuard(), FormGuard(), ContrastGuard(), OrderGuard(),
 )  # fmt: skip
 """All there are, the cheap ones first."""
 
@@ -43,7 +44,7 @@ def check(
         return _NO_PROFILE
     if not guards:
         return _NO_GUARDS
-    if stored.exact == new.exact and stored.exact:
+    if _is_same_text(stored, new):
         return _SAME[SAME_TEXT]
     refusal: Verdict | None = None
     for rules in (STRICT, REWORDED, LOOSE):
@@ -56,6 +57,11 @@ def check(
         if refusal is None:
             return _SAME[rules]
     return refusal or _NO_GUARDS
+
+
+def _is_same_text(stored: Profile, new: Profile) -> bool:
+    """But for white space and how it ends; what is told and what is asked are two texts."""
+    return stored.exact == new.exact != "" and {stored.end, new.end} != {"?", "."}
 
 
 def _refusal(pair: Pair, guards: tuple[Guard, ...]) -> Verdict | None:
@@ -71,7 +77,7 @@ def _refusal(pair: Pair, guards: tuple[Guard, ...]) -> Verdict | None:
 
 def objections(stored: Profile, new: Profile, rules: int = LOOSE) -> dict[str, str]:
     """Every guard that refuses, with its reason: for benchmarks, which ask what each one is good for."""
-    if stored.exact == new.exact and stored.exact:
+    if _is_same_text(stored, new):
         return {}
     pair = Pair(stored, new, rules)
     return {guard.name: reason for guard in GUARDS if (reason := guard.refuses(pair))}

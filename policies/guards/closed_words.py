@@ -45,11 +45,18 @@ would: would
 """)
 
 QUANTIFIER: Final = _classes("""
-all: all everyone everybody everything
+all: all
+everybody: everyone everybody
+everything: everything
 each: each every
-any: any anyone anybody anything
-some: some someone somebody something
-most: most mostly
+any: any
+anybody: anyone anybody
+anything: anything
+some: some
+somebody: someone somebody
+something: something
+most: most
+mostly: mostly
 many: many much
 several: several multiple numerous
 few: few little
@@ -95,7 +102,8 @@ how: how
 
 PREPOSITION: Final = _classes("""
 of: of
-in: in within inside
+in: in inside
+within: within
 on: on upon
 at: at
 to: to
@@ -130,7 +138,8 @@ along: along
 around: around
 near: near
 behind: behind
-beside: beside besides
+beside: beside
+besides: besides
 beyond: beyond
 per: per
 despite: despite

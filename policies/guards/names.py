@@ -33,12 +33,12 @@ class NameGuard:
             return ""
         if not (stored.names <= new.keys and new.names <= stored.keys):
             return "name"
-        if not _TWO_WORDS.isdisjoint(stored.names ^ new.names) and not self._opens(stored, new):
-            return "case"
-        return ""
+        small = stored.names ^ new.names
+        if pair.statement or stored.lower or new.lower:
+            small &= _TWO_WORDS
+        return "" if small <= self._opening(stored, new) else "case"
 
     @staticmethod
-    def _opens(stored: Profile, new: Profile) -> bool:
-        """The word opens a sentence, so that its capital says nothing."""
-        opening = {item.key for profile in (stored, new) for item in profile.items if item.opens}
-        return (stored.names ^ new.names) & _TWO_WORDS <= opening
+    def _opening(stored: Profile, new: Profile) -> set[str]:
+        """Words that open a sentence, so that their capitals say nothing."""
+        return {item.key for profile in (stored, new) for item in profile.items if item.first}

@@ -194,6 +194,10 @@ def spoken_number(words: list[str]) -> tuple[Decimal, int, bool] | None:
     return (Decimal(total + current), used, ordinal) if seen else None
 
 
-def unit_of(word: str) -> str:
-    """The unit that `word` names after a number and a space; "" where it names none."""
+def unit_of(word: str, *, capital: bool = False) -> str:
+    """The unit that `word` names after a number and a space; "" where it names none. `capital`: its first letter is
+    one, which tells mega from milli.
+    """
+    if capital and len(word) <= 2:
+        return word.capitalize()
     return "" if word in _NOT_AFTER_A_SPACE else UNITS.get(word, "")

@@ -27,7 +27,7 @@ from policies.guards.closed_words import (
 from policies.guards.numerals import CARDINALS, MONTHS, ORDINALS, SCALES, plain, spoken_number, unit_of, written_number
 from policies.guards.stemming import BASE, ED, ING, root, stem
 from policies.guards.thesaurus import GENERAL, STATEMENT
-from policies.guards.tokens import COMMA, LITERAL, NUMBER, STOP, WORD, Token, fold, tokenize
+from policies.guards.tokens import COMMA, LITERAL, NUMBER, STOP, WORD, Token, fold, spaced_evenly, tokenize
 from policies.guards.word_lists import listed, words
 
 MAX_CHARACTERS: Final = 2_000
@@ -70,10 +70,16 @@ class Item:
     capital: bool = False
     possessive: bool = False
     article: bool = False
+    definite: bool = False
+    """The article is "the"."""
     sentence: int = 0
     after_comma: bool = False
     opens: bool = False
     """The first item of a sentence."""
+    first: bool = False
+    """Its very first word."""
+    written: str = ""
+    """The word as it stands there, in lower case."""
     aux: bool = False
     """An auxiliary or a modal stands before it: what came before was a phrase of its own."""
     hard: frozenset[str] = _NO_MARKS
@@ -89,6 +95,8 @@ class Profile:
     exact: str
     """The text with only its white space and its last full stop put aside."""
     folded: str
+    end: str = ""
+    """A question mark, a full stop for any other end, or nothing."""
     bag: tuple[str, ...] = ()
     """Its words in alphabetical order."""
     too_long: bool = False
@@ -130,6 +138,7 @@ _DATE_WORDS = frozenset(MONTHS) - {"may", "march", "mar"} | words(
     "night noon midnight weekend weekday spring summer autumn fall winter christmas easter"
 )
 _EDGES = ",.;:!?()"
+_ARTICLES = frozenset({"a", "an", "the"})
 _COMPARING = frozenset({"than", "instead", "before", "after", "unlike", "until"})
 _CLAUSES = frozenset({"when", "where"})
 _END = Token(STOP, "")
@@ -139,9 +148,12 @@ _STRICT_ORDER = words("respectively former latter vice versa")
 def profile(text: str) -> Profile:
     """Everything guards need of `text`. Never raises; what is too long is only compared as a whole."""
     raw = fold(text).strip()
-    exact = raw if "\n" in raw else " ".join(raw.split())
-    bare = exact.rstrip(" .?!")
-    made = Profile(exact=bare or exact, folded=(bare or exact).casefold())
+    exact = spaced_evenly(raw)
+    bare = exact.rstrip(" .?!") or exact
+    if bare[-1:].isdigit() and exact[len(bare) : len(bare) + 1] == "!":  # a factorial
+        bare += "!"
+    end = exact[len(bare) :].strip()
+    made = Profile(exact=bare, folded=bare.casefold(), end="?" if "?" in end else end[:1] and ".")
     if len(raw) > MAX_CHARACTERS or raw.count(" ") > MAX_WORDS:
         made.too_long = True
         return made
@@ -164,6 +176,15 @@ def _is_english(tokens: list[Token]) -> bool:
     strange = sum(not word.isascii() for word in words)
     other_script = any(ord(letter) > 0x24F for word in words for letter in word if not letter.isascii())
     return not other_script and foreign <= own // 3 and strange * 4 <= len(words) and (own > 0 or len(words) < 3)
+
+
+def _is_letter(token: Token) -> bool:
+    """Vitamin A, plan A, 5 M: a single capital within a sentence stands for itself."""
+    return token.capital and not token.first and len(token.text) == 1
+
+
+def _unit(token: Token) -> str:
+    return unit_of(token.text, capital=token.capital and not token.upper) if token.kind == WORD else ""
 
 
 @lru_cache(maxsize=20_000)
@@ -194,9 +215,10 @@ class _Reader:
         self.negations: list[str] = []
         self.sentence = 0
         self.comma = False
-        self.article = False
+        self.article = self.definite = False
         self.opens = True
         self.auxiliary = False
+        self.raw = raw
         self.question = raw.rstrip().endswith("?")
 
     def read(self) -> None:
@@ -214,7 +236,7 @@ class _Reader:
         made.numbers = tuple(sorted(item.key for item in items if item.key[0] in "nd"))
         made.literals = tuple(sorted(item.key for item in items if item.key[0] == "l"))
         made.dates = tuple(sorted(item.key for item in items if item.key[0] == "d" or item.key[2:] in _DATE_WORDS))
-        made.lower = not any(token.capital for token in tokens)
+        made.lower = self.raw == self.raw.lower()
         words = [token for token in tokens if token.kind == WORD]
         if any(token.upper for token in words) and not all(token.upper for token in words):
             made.acronyms = frozenset("w:" + stem(token.text)[0] for token in words if token.upper)
@@ -269,8 +291,9 @@ class _Reader:
             return taken
         if word in PRONOUN:
             self._item(Item("p:" + word))
-        elif word in {"a", "an", "the"}:
+        elif word in _ARTICLES and not _is_letter(token):
             self.article = True
+            self.definite = word == "the"
         elif word in NEGATION:
             self._negation(word, at)
         elif word in AUXILIARY:
@@ -297,7 +320,8 @@ class _Reader:
         elif word[0] == "@":
             self.hard.extend([word] if word != "@ask" else [])
         else:
-            return word in SILENT or word in DISCOURSE or (word == "yes" and token.first)
+            silent = word in SILENT and not _is_letter(token)
+            return silent or word in DISCOURSE or (word == "yes" and token.first)
         return True
 
     def _negation(self, word: str, at: int) -> None:
@@ -346,6 +370,8 @@ class _Reader:
                 form,
                 capital,
                 token.possessive,
+                first=token.first,
+                written=token.text,
             )
         )
         if ending == BASE or form:
@@ -380,12 +406,7 @@ class _Reader:
             if after < len(tokens) and tokens[after].text in MONTHS and 1 <= value <= 31 and value == int(value):
                 self._item(Item(f"d:{MONTHS[tokens[after].text]}-{int(value)}"))
                 return after + 1 - at
-        if (
-            not unit
-            and at + used < len(tokens)
-            and tokens[at + used].kind == WORD
-            and (name := unit_of(tokens[at + used].text))
-        ):
+        if not unit and at + used < len(tokens) and (name := _unit(tokens[at + used])):
             unit, used = name, used + 1
         key = f"n:{plain(value)}{':' + unit if unit else ''}"
         # "One" and "single": in a statement the number is the word's neighbour.
@@ -405,11 +426,12 @@ class _Reader:
     def _item(self, item: Item) -> None:
         item.hard, item.links = frozenset(self.hard) if self.hard else _NO_MARKS, tuple(self.links)
         item.sentence, item.after_comma, item.article, item.opens = self.sentence, self.comma, self.article, self.opens
+        item.definite = self.definite
         item.aux = self.auxiliary
         if self.hard:
             self.marks += self.hard
             self.hard = []
         if self.links:
             self.links = []
-        self.comma = self.article = self.opens = self.auxiliary = False
+        self.comma = self.article = self.definite = self.opens = self.auxiliary = False
         self.made.items.append(item)

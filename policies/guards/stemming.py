@@ -43,6 +43,7 @@ phenomenon phenomena; criterion criteria; axis axes; datum data; medium media
 # Words that only look inflected, and plurals that mean something of their own.
 _WHOLE = words("""
     news glasses customs goods arms waters spirits manners means works savings earnings surroundings belongings
+    looks forces contents authorities letters
     grounds spectacles brains colours colors damages minutes papers irons quarters premises odds blues
     thanks series species always perhaps besides across less unless nevertheless whereas various numerous previous
     famous serious bus gas plus thus yes this its his is was has does us as business basis chess glass class pass

@@ -14,11 +14,14 @@ from typing import Final
 from policies.guards.stemming import stem
 
 _GENERAL = """
-use utilize utilise employ
+use utilize utilise
+use employ
 buy purchase
 begin start commence
 end finish
-choose select pick
+choose select
+select pick
+choose pick
 help assist aid
 fix repair
 big large
@@ -484,6 +487,7 @@ _LOOSE = frozenset(
     stand represent|think consider|look see|reach achieve|people community|number amount|wish want|spot detect
     spot place|mark label|label tag|figure determine|hand give|recent new|fresh recent|new fresh|minute tiny
     improve better|deal handle|carry transport|match fit|drop delete|mean signify|plan intend|host store|save conserve
+    use employ|select pick|choose pick|end finish|correct right
     """.replace("\n", "|").replace("    ", "").split("|")
 )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from policies.guards.phrases import PHRASES, Row
@@ -33,25 +34,49 @@ _CURLY = str.maketrans({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0
 _SPAN: Final = re.compile(
     r"```.*?```|`[^`\n]+`|\"[^\"\n]+\"|(?<![\w'])'[^'\n]{1,60}'(?!\w)|[«„][^»“\n]+[»“]", re.DOTALL
 )
+_SPACE: Final = re.compile(r"\s+")
 _PLAIN: Final = re.compile(r"[^\W\d_]+(?:'[^\W\d_]{1,2})?\Z")
 _HYPHENED: Final = re.compile(r"(?:[^\W_]+[-/])+[^\W_]+\Z")
 _NUMBER: Final = re.compile(
     r"[-+]?[$€£¥]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:%|°?[A-Za-zµ]{1,5}|°)?\Z|[-+]?\.\d+\Z",
 )
 _INNER_CAPITAL: Final = re.compile(r"[a-z][A-Z]|[A-Z]{2,}[a-z]{2}")
-_OPENING = "([{<\"'*¿¡"
-_CLOSING = ")]}>,.;:!?\"'*"
-_OPERATORS = frozenset("<>*")
+_OPENING = "([{\"'¿¡"
+_CLOSING = ")]},.;:!?\"'"
+_EMPHASIS: Final = re.compile(r"(\*{1,3})([^*]+)\1\Z")
+_AFTER_DIGITS = frozenset("\"'!")
+"""Inches, feet, a factorial: no ends of anything."""
+_SAYING = frozenset("%‰&#@*/\\§¶·")
+"""Punctuation by Unicode's classes that says something by itself."""
+_MERE = frozenset({"Pd", "Ps", "Pe", "Pi", "Pf", "Po"})
 # Capitals tell these units apart.
 _CASED = {"Kb": "kilobit", "Mb": "megabit", "Gb": "gigabit", "Tb": "terabit", "MW": "megawatt", "mW": "milliwatt"}
 # Written small, these are no names.
 _ACRONYMS = frozenset({"IT", "US", "WHO", "AIDS"})
+_RAISED: Final = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ]+)|[¼-¾⅐-⅞↉]")
 _SHORT = {"'m": "am", "'re": "are", "'ve": "have", "'ll": "will", "'d": "would"}
 
 
 def fold(text: str) -> str:
     """The same characters for the same text: compatibility forms, curly quotes and dashes."""
-    return unicodedata.normalize("NFKC", text).translate(_CURLY)
+    return unicodedata.normalize("NFKC", _RAISED.sub(_set_apart, text)).translate(_CURLY)
+
+
+def _set_apart(found: re.Match[str]) -> str:
+    """What a compatibility form would run together with its neighbours: 2² is no 22, and 1½ no 11/2."""
+    return f"^({found[0]})" if found[1] else f" {found[0]} "
+
+
+def spaced_evenly(text: str) -> str:
+    """The text without white space that says nothing: that in quotes and in code stays as it is."""
+    if "\n" in text:
+        return text
+    pieces: list[str] = []
+    at = 0
+    for span in _SPAN.finditer(text):
+        pieces += (_SPACE.sub(" ", text[at : span.start()]), span.group())
+        at = span.end()
+    return "".join((*pieces, _SPACE.sub(" ", text[at:])))
 
 
 def tokenize(text: str) -> list[Token]:
@@ -67,24 +92,29 @@ def tokenize(text: str) -> list[Token]:
 
 
 def _add_chunks(text: str, tokens: list[Token]) -> None:
-    for chunk in text.split():
+    for chunk, following in pairwise([*text.split(), ""]):
         core = chunk.lstrip(_OPENING)
         stripped = core.rstrip(_CLOSING)
         tail = core[len(stripped) :]
+        if stripped[-1:].isdigit() and tail[:1] in _AFTER_DIGITS and tail[0] not in chunk[: -len(core)]:
+            stripped, tail = stripped + tail[0], tail[1:]
         if tail.startswith(")") and stripped.count("(") > stripped.count(")"):
             stripped, tail = stripped + ")", tail[1:]
         if tail.startswith("]") and stripped.count("[") > stripped.count("]"):
             stripped, tail = stripped + "]", tail[1:]
+        spoken_of = chunk[0] in "([{" if chunk[1:] else chunk in ".?!;:" and following[:1].islower()
+        if not stripped and spoken_of:
+            tokens.append(Token(LITERAL, chunk))
+            continue
         if chunk[0] in "([{" and len(core) < len(chunk):
-            tokens.append(Token(COMMA, ""))
+            # What is in square brackets, or in curly ones, is code more often than said aside.
+            tokens.append(Token(COMMA, "") if chunk[0] == "(" else Token(LITERAL, chunk[0]))
         if stripped in {"e.g", "i.e"}:
             tokens.append(Token(WORD, "suchlike" if stripped == "e.g" else "namely"))
             continue
         if stripped:
-            _add_core(stripped, tokens)
-        elif not _OPERATORS.isdisjoint(chunk):
-            tokens.append(Token(LITERAL, chunk))
-            continue
+            _add_core(_EMPHASIS.sub(r"\2", stripped), tokens)
+        tokens += [Token(LITERAL, mark) for mark in tail if mark in "]}"]
         if tail:
             stops = any(mark in tail for mark in ".?!;")
             tokens.append(Token(STOP, "") if stops else Token(COMMA, ""))
@@ -94,7 +124,7 @@ def _add_core(core: str, tokens: list[Token]) -> None:
     first = not tokens or tokens[-1].kind == STOP
     if core in _CASED:
         tokens.append(Token(WORD, _CASED[core]))
-    elif core in _ACRONYMS:
+    elif core in _ACRONYMS or (core == "None" and not first):
         tokens.append(Token(LITERAL, core))
     elif _PLAIN.match(core):
         if _INNER_CAPITAL.search(core) and not core.endswith("'s"):
@@ -110,7 +140,9 @@ def _add_core(core: str, tokens: list[Token]) -> None:
     elif core.endswith("'s") and len(core) > 2:
         _add_core(core[:-2], tokens)
         tokens[-1] = tokens[-1]._replace(possessive=True)
-    elif any(letter.isalnum() or letter in "=<>*/\\^|~$€£#@" for letter in core):
+    elif core == "%":
+        tokens.append(Token(WORD, core))
+    elif any(letter in _SAYING or unicodedata.category(letter) not in _MERE for letter in core):
         tokens.append(Token(LITERAL, core))
 
 

@@ -112,21 +112,19 @@ def tally(pairs: Sequence[Pair], cosine: Cosine | None = None) -> Tally:
     return made
 
 
+def _by_rule(made: Tally, *, cosine: bool) -> dict[str, Served]:
+    near = {f"cosine>={SERVED_BY_COSINE}": made.cosine, f"guards, cosine>={SERVED_WITH_GUARDS}": made.both}
+    return made.guards | near if cosine else made.guards
+
+
 def show(sets: Mapping[str, Tally], *, cosine: bool) -> None:
     """Prints both tables."""
-    rules: dict[str, Callable[[Tally], Served]] = {
-        name: lambda made, name=name: made.guards[name]  # type: ignore[misc]  # mypy infers no lambda with a default
-        for name in SHOWN
-    }
-    if cosine:
-        rules[f"cosine>={SERVED_BY_COSINE}"] = lambda made: made.cosine
-        rules[f"guards, cosine>={SERVED_WITH_GUARDS}"] = lambda made: made.both
+    rules = list(_by_rule(Tally(), cosine=cosine))
     print(f"{'set':28}{'must refuse':>12}{'same':>7}" + "".join(f"{rule:>22}" for rule in rules))
     print(f"{'':47}" + f"{'wrong':>10}{'recall':>12}" * len(rules))
     for name, made in sets.items():
         cells = ""
-        for rule in rules.values():
-            served = rule(made)
+        for served in _by_rule(made, cosine=cosine).values():
             cells += f"{served.wrong:10,}" + (f"{served.right / made.right:12.1%}" if made.right else f"{'-':>12}")
         print(f"{name:28}{made.wrong:12,}{made.right:7,}{cells}")
     print(f"\n{'guard':12}{'refuses':>10}{'it alone':>10}{'right ones it alone keeps back':>32}")
