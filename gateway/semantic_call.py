@@ -55,7 +55,7 @@ class SemanticRequestSettings:
     deadline: float = 0.15
     guards: int = LOOSE
     """The weakest strength that counts, of `policies.guards.strength`."""
-    floor: float = 0.75
+    floor: float = 0.7
     agreement: float = 0.9
     """Cosine of two answers that say the same."""
     category: Callable[[bytes], bytes | None] = field(default=header_finder("x-prefixgate-category"))

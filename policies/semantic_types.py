@@ -99,7 +99,7 @@ class SemanticSettings:
     """Share of the answers served by meaning that may be wrong, above 0 and below 1."""
     confidence: float = 0.95
     """Of the bound, each time that evidence starts anew."""
-    floor: float = 0.75
+    floor: float = 0.7
     """Similarity below which nothing is considered."""
     learn_rate: float = 1.0
     """Share of the candidates that may not be served whose answer is compared with the worker's."""

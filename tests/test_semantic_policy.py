@@ -103,7 +103,7 @@ def test_each_category_and_each_strength_of_the_guards_has_to_show_its_own() -> 
     ("facts", "why"),
     [
         ({"guard": 0}, Why.GUARD),
-        ({"similarity": 0.74}, Why.FLOOR),
+        ({"similarity": 0.69}, Why.FLOOR),
         ({"similarity": float("nan")}, Why.FLOOR),
         ({"age": 86_401.0}, Why.EXPIRED),
         ({"age": 61.0, "category": "news"}, Why.EXPIRED),

@@ -87,7 +87,7 @@ class SemanticCache(Strict):
     """What guards let pass. `same_text`: other white space alone. `strict`: synonyms and moves that grammar accounts
     for. `reworded`: statements about software in other words, each accounted for. `loose`: such statements told freely.
     Each has to prove itself apart."""
-    floor: Share = 0.75
+    floor: Share = 0.7
     """Cosine below which no question is considered."""
     delta: Rate = 0.02
     """Share of the answers served by meaning that may be wrong."""

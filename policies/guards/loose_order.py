@@ -28,6 +28,7 @@ _NEAR: Final = tuple(
     for pair in (
         ("by", "with"), ("by", "@by"), ("by", "through"), ("by", "from"), ("over", "through"), ("from", "in"),
         ("when", "during"), ("on", "along"), ("if", "when"), ("per", "for"), ("between", "among"), ("after", "then"),
+        ("in", "within"),
         ("back",),
     )
 )  # fmt: skip
@@ -83,6 +84,8 @@ class LooseOrder(Comparison):
         if "from" in changed and (changed == {"from"} or not changed - {"from"} <= _SOURCES):
             return False
         if not changed.isdisjoint(_TARGETS) and "out" in changed:
+            return False
+        if "within" in changed and before.key[0] in "nd":  # "in five minutes", "within five minutes"
             return False
         # "By running x" and "run x": the verb tells the means, nobody acts.
         means = any("by" in item.links and item.ending == ING for item in (before, after))

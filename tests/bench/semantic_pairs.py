@@ -47,7 +47,7 @@ SHOWN = [name for name, strength in NAMES.items() if strength < SAME_TEXT]
 Cosine = Callable[[str, str], float]
 """Similarity of two texts by an embedding."""
 SERVED_BY_COSINE = 0.9
-SERVED_WITH_GUARDS = 0.75
+SERVED_WITH_GUARDS = 0.7
 _BATCH = 64
 
 
