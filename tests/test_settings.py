@@ -16,7 +16,7 @@ GATEWAY = Path(__file__).parent.parent / "gateway"
 READERS = (
     "app", "assembly", "discover", "logs", "program", "program_control", "reload", "tls", "admin/server",
     "telemetry/span_export", "tenant_assembly", "jwt_tenants", "shared_limits",
-    "response_assembly", "semantic_assembly",
+    "response_assembly", "semantic_assembly", "observation", "followers",
 )  # fmt: skip
 
 # Read by the models themselves, on behalf of what is read.
