@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -40,6 +41,7 @@ def nested(annotation: object) -> Iterator[object]:
         yield from nested(argument)
 
 
+@cache
 def names_read() -> set[str]:
     sources = [(GATEWAY / f"{module}.py").read_text() for module in READERS]
     return {node.attr for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
