@@ -37,6 +37,7 @@ from policies.model_queue import ModelQueue
 __all__ = ["ADMISSION_POLICIES", "AdmissionQueue", "Discipline", "make_admission"]
 
 _CLASSES: Final = tuple(ServiceClass)
+_BATCH: Final = int(ServiceClass.BATCH)
 _SPARE: Final = 0.1
 """Of the time that a request may wait, what is kept for its lead to turn out longer than was thought; no more than as
 long again."""
@@ -92,6 +93,7 @@ class AdmissionQueue:
         self._rules = tuple(replace(rule, late=Late.KEEP) for rule in settings.rules) if keep else settings.rules
         self._reserves = tuple(rule.reserve if self._discipline.reserves else 0.0 for rule in settings.rules)
         self._limits = Limits(settings, by_tenant=self._discipline.tenants)
+        self._least_charge = settings.least_charge
         for queue in self._models.values():
             queue.reconfigure(self._reserves, settings.quantum, settings.burst)
         for batch_yield in self._yields.values():
@@ -148,7 +150,7 @@ class AdmissionQueue:
             if not queue.waiting:
                 continue
             free = room(model)
-            picked = queue.pick(free, self._share(model, now)) if free > 0 else None
+            picked = queue.pick(free, self._share(model, now) if self._yields else 1.0) if free > 0 else None
             queue.idle = free > 0 and picked is None
             if picked is not None:
                 flow, rank, reserved = picked
@@ -281,7 +283,10 @@ class AdmissionQueue:
 
     def _priced(self, tokens: float) -> float:
         """What so many tokens are charged. A wrong number must not cost a request its slot: nan is the least."""
-        return min(max(self.settings.least_charge, tokens), MOST_TOKENS)
+        least = self._least_charge
+        if tokens > least:
+            return min(MOST_TOKENS, tokens)
+        return least
 
     def _refused(self, reason: Reason, after_s: float) -> Refused:
         return Refused(reason, min(max(after_s, self.settings.min_retry_s), self.settings.max_retry_s))
@@ -295,8 +300,9 @@ class AdmissionQueue:
         queue = self._models.get(request.model)
         if queue is None:
             queue = self._models[request.model] = ModelQueue(self._reserves, self.settings.quantum, self.settings.burst)
-        if rule.late is not Late.KEEP:
-            waiting.expires = min(waiting.expires, deadline - _lead(waiting, deadline, alone=not queue.waiting))
+        if deadline < inf and rule.late is not Late.KEEP:
+            due = deadline - (_lead(waiting, deadline) if queue.waiting else request.lead_s)
+            waiting.expires = min(waiting.expires, due)
         if self._by_tenant:
             queue.classes[rank].push(request.tenant, request.weight, waiting)
         else:
@@ -347,7 +353,7 @@ class AdmissionQueue:
         """It does not run any longer."""
         account, queue = waiting.account, self._models[waiting.request.model]
         queue.running -= 1
-        queue.running_batch -= waiting.rank == ServiceClass.BATCH
+        queue.running_batch -= waiting.rank == _BATCH
         account.running -= 1
         if waiting.paid_by:
             waiting.paid_by.running -= 1
@@ -385,12 +391,12 @@ class AdmissionQueue:
             self._expired.append(Expired(waiting.ticket, waiting.request, reason, now - waiting.arrived))
 
 
-def _lead(waiting: Waiting, deadline: float, *, alone: bool) -> float:
-    """How long before its deadline it is given up. Where others wait too, a request that is sent at the last moment
-    and then comes half of the time too late has taken the place of one that would have been served in time.
+def _lead(waiting: Waiting, deadline: float) -> float:
+    """How long before its deadline it is given up where others wait too: one that is sent at the last moment and then
+    comes half of the time too late has taken the place of one that would have been served in time.
     """
     lead = waiting.request.lead_s
-    return lead if alone else lead + min(lead, _SPARE * max(deadline - waiting.arrived - lead, 0.0))
+    return lead + min(lead, _SPARE * max(deadline - waiting.arrived - lead, 0.0))
 
 
 ADMISSION_POLICIES: Final[Mapping[str, Discipline]] = {

@@ -15,11 +15,12 @@ _CROWDING: Final = 8
 class Limits:
     """Those of the settings; without `by_tenant` only those of the whole queue, and nobody leaves room for others."""
 
-    __slots__ = ("_by_tenant", "_settings")
+    __slots__ = ("_bounds_tenants", "_by_tenant", "_settings")
 
     def __init__(self, settings: AdmissionSettings, *, by_tenant: bool) -> None:
         self._settings = settings
         self._by_tenant = by_tenant
+        self._bounds_tenants = settings.tenant_max_waiting is not None or settings.tenant_max_bytes is not None
 
     def refusal(self, account: Account | None, rank: int, size: int, n_waiting: int, n_bytes: int) -> Reason | None:
         """Why one of `size` bytes may not wait in that class, with so many requests and bytes that do; None if it may.
@@ -29,7 +30,7 @@ class Limits:
         count = held = 0
         if account and self._by_tenant:
             count, held = account.counts[rank], account.bytes[rank]
-        if self._by_tenant and (reason := self._of_tenant(count, held + size)):
+        if self._by_tenant and self._bounds_tenants and (reason := self._of_tenant(count, held + size)):
             return reason
         free, free_bytes = settings.max_waiting - n_waiting - 1, settings.max_bytes - n_bytes - size
         if count > _CROWDING * free:

@@ -103,12 +103,11 @@ class Flow:
 class FairQueue:
     """Who is next is always known; dispatching, adding and removing take O(log n) amortised."""
 
-    __slots__ = ("_heap", "_in_turn", "_sweep_at", "_turns", "burst", "flows", "quantum", "round", "tokens", "waiting",
+    __slots__ = ("_heap", "_in_turn", "_lag", "_sweep_at", "_turns", "flows", "quantum", "round", "tokens", "waiting",
                  "weights")  # fmt: skip
 
     def __init__(self, quantum: float, burst: float = 0.0) -> None:
-        self.quantum = quantum
-        self.burst = burst
+        self.configure(quantum, burst)
         self.round = 0
         self.flows: dict[str, Flow] = {}
         self.waiting = 0
@@ -121,10 +120,16 @@ class FairQueue:
         self._turns = 0
         self._sweep_at = _SLACK
 
+    def configure(self, quantum: float, burst: float) -> None:
+        """These hold from now on."""
+        self.quantum = quantum
+        self._lag = int(burst / quantum)
+
     @property
     def earliest(self) -> int:
         """The round in which a tenant starts that was long away; who left in a later one goes on where it was."""
-        return max(self.round - int(self.burst / self.quantum), 0)
+        first = self.round - self._lag
+        return max(0, first)
 
     def turns(self) -> Sequence[tuple[int, int, Flow]]:
         """Round, place and tenant, in no order; with turns that nobody awaits any longer."""

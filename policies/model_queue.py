@@ -8,6 +8,7 @@ from typing import Final
 from policies.admission_types import ServiceClass
 from policies.fair_queue import FairQueue, Flow
 
+_BATCH: Final = int(ServiceClass.BATCH)
 _ROUNDING: Final = 1e-6
 _FADES: Final = 1.0 / 512
 """Share of `ModelQueue.full` that is forgotten with each dispatch."""
@@ -42,7 +43,7 @@ class ModelQueue:
         """These hold from now on; what was earned and spent stays."""
         self.reserves = reserves
         for queue in self.classes:
-            queue.quantum, queue.burst = quantum, burst
+            queue.configure(quantum, burst)
 
     def pick(self, room: int, batch_share: float) -> tuple[Flow, int, bool] | None:
         """Whose turn it is, in which class, and whether because the class was owed. `room`: how many more requests the
@@ -59,17 +60,16 @@ class ModelQueue:
                     return flow, rank, True
         for rank, queue in enumerate(classes):
             if queue.waiting and (flow := queue.top()):
-                held = rank == ServiceClass.BATCH and self.running_batch >= batch_share * max(
-                    self.running + room, self.full
-                )
+                held = rank == _BATCH and self.running_batch >= batch_share * max(self.running + room, self.full)
                 return None if held else (flow, rank, False)
         return None
 
     def dispatched(self, rank: int) -> None:
         """One more runs."""
         self.running += 1
-        self.running_batch += rank == ServiceClass.BATCH
-        self.full = max(self.running, self.full * (1 - _FADES))
+        self.running_batch += rank == _BATCH
+        faded = self.full * (1 - _FADES)
+        self.full = max(self.running, faded)
 
     def charge(self, rank: int, tokens: float, *, reserved: bool) -> None:
         """A request of that class was dispatched, or cost so much more than was thought; less, where below 0."""
