@@ -162,8 +162,8 @@ class AdmissionGate:
         assert turn is not None, "it was its turn"
         if exchange.teaches and exchange.record.service_class == _INTERACTIVE and objective is not None:
             pressure = self._pressures.setdefault(turn.model, SloPressure())
-            ratio = (now - exchange.record.arrived) / objective
-            self.queue.pressure(turn.model, pressure.first_token(ratio, now), now)
+            seconds = now - exchange.record.arrived
+            self.queue.pressure(turn.model, pressure.first_token(seconds, objective, now), now)
         self.freed()
 
     def leave(self, exchange: Exchange) -> None:

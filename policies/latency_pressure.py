@@ -7,13 +7,14 @@ from math import inf
 from typing import Final
 
 _SECONDS: Final = 10.0
+_OBJECTIVES: Final = 3
 _MOST: Final = 64
 _QUANTILE: Final = 0.95
 
 
 class SloPressure:
     """How near interactive requests are to their objectives: the larger of the two pressures, of times to first token
-    and of times per output token, as they were told over the last ten seconds.
+    and of times per output token, as they were told of late.
     """
 
     __slots__ = ("_per_token", "_to_first")
@@ -27,9 +28,9 @@ class SloPressure:
         """From when on it may be lower though nothing more is told; infinite where nothing was."""
         return min(self._to_first.fades_at, self._per_token.fades_at)
 
-    def first_token(self, ratio: float, now: float) -> float:
-        """One request's time to first token ÷ its objective; the pressure now."""
-        self._to_first.observe(ratio, now)
+    def first_token(self, seconds: float, objective: float, now: float) -> float:
+        """One request's time to first token, and what it should have been at most; the pressure now."""
+        self._to_first.observe(seconds / objective, now, objective)
         return self.at(now)
 
     def per_token(self, ratio: float, now: float) -> float:
@@ -43,33 +44,34 @@ class SloPressure:
 
 
 class LatencyPressure:
-    """The 95th percentile of (latency ÷ objective) over the last ten seconds, of at most 64 requests."""
+    """The 95th percentile of (latency ÷ objective) of what was told of late, of at most 64 requests."""
 
-    __slots__ = ("_pressure", "_recent")
+    __slots__ = ("_pressure", "_recent", "fades_at")
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, float]] = deque(maxlen=_MOST)
         self._pressure: float | None = 0.0
         """None: to be found anew."""
+        self.fades_at = inf
+        """When the next one does not count any longer; infinite where there is none."""
 
-    @property
-    def fades_at(self) -> float:
-        """When the oldest that counts does so no longer; infinite where there is none."""
-        return self._recent[0][0] + _SECONDS if self._recent else inf
-
-    def observe(self, ratio: float, now: float) -> float:
-        """One more request's, at least 0; what the pressure is now."""
-        self._recent.append((now, ratio))
+    def observe(self, ratio: float, now: float, objective: float = 0.0) -> float:
+        """One more request's, at least 0; what the pressure is now. It counts for ten seconds, or for as long as three
+        times what it might take in seconds: where minutes are promised less is told in that time.
+        """
+        until = now + max(_SECONDS, _OBJECTIVES * objective)
+        self._recent.append((until, ratio))
+        self.fades_at = min(self.fades_at, until)
         self._pressure = None
         return self.at(now)
 
     def at(self, now: float) -> float:
         """What the pressure is now; 0 where nothing was told of late."""
-        recent = self._recent
-        while recent and recent[0][0] + _SECONDS < now:
-            recent.popleft()
+        if self.fades_at < now:
+            self._recent = deque([each for each in self._recent if each[0] >= now], _MOST)
+            self.fades_at = min((until for until, _ in self._recent), default=inf)
             self._pressure = None
         if self._pressure is None:
-            ordered = sorted([each for _, each in recent])
+            ordered = sorted([ratio for _, ratio in self._recent])
             self._pressure = ordered[int(_QUANTILE * len(ordered))] if ordered else 0.0
         return self._pressure

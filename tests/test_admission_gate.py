@@ -223,7 +223,7 @@ async def test_pressure_is_of_one_model_and_passes() -> None:
         gate, now = it.gate, asyncio.get_running_loop().time()
         gate._pressures = {model: SloPressure() for model in ("m", "other")}
         for at, model in ((now - 9.9, "m"), (now, "other")):
-            gate.queue.pressure(model, gate._pressures[model].first_token(2.0, at), at)
+            gate.queue.pressure(model, gate._pressures[model].first_token(2.0, 1.0, at), at)
         assert gate.pressure == 2.0
         await eventually(lambda: gate._pressures.keys() == {"other"})
         for _ in tasks:

@@ -94,14 +94,23 @@ def test_what_was_told_is_not_repeated_as_news() -> None:
     pressure = SloPressure()
     pressure.per_token(3.0, 0.0)
     assert pressure.per_token(0.1, 9.0) == 3.0
-    assert pressure.first_token(0.2, 12.0) == 0.2
+    assert pressure.first_token(0.2, 1.0, 12.0) == 0.2
+
+
+def test_where_long_waits_are_promised_what_was_told_counts_for_longer() -> None:
+    pressure = SloPressure()
+    assert pressure.first_token(12.0, 15.0, 100.0) == 0.8
+    assert pressure.first_token(0.2, 2.0, 120.0) == 0.8
+    assert pressure.fades_at == 130.0, "in the order in which they fade, not in which they came"
+    assert pressure.at(144.9) == 0.8
+    assert pressure.at(145.1) == 0.0
 
 
 def test_pressure_fades_though_nothing_is_told() -> None:
     pressure = SloPressure()
     assert (pressure.at(0.0), pressure.fades_at) == (0.0, inf)
-    pressure.first_token(3.0, 1.0)
-    pressure.first_token(0.1, 9.0)
+    pressure.first_token(3.0, 1.0, 1.0)
+    pressure.first_token(0.1, 1.0, 9.0)
     assert (pressure.at(10.9), pressure.fades_at) == (3.0, 11.0)
     assert (pressure.at(11.1), pressure.fades_at) == (0.1, 19.0)
     assert (pressure.at(30.0), pressure.fades_at) == (0.0, inf)
@@ -110,7 +119,7 @@ def test_pressure_fades_though_nothing_is_told() -> None:
 def test_the_larger_of_both_objectives_counts_while_it_is_recent() -> None:
     pressure = SloPressure()
     assert pressure.per_token(0.5, 0.0) == 0.5
-    assert pressure.first_token(0.3, 1.0) == 0.5
-    assert pressure.first_token(0.8, 2.0) == 0.8
+    assert pressure.first_token(0.3, 1.0, 1.0) == 0.5
+    assert pressure.first_token(0.8, 1.0, 2.0) == 0.8
     assert pressure.per_token(0.9, 3.0) == 0.9
-    assert pressure.first_token(0.2, 13.5) == 0.2
+    assert pressure.first_token(0.2, 1.0, 13.5) == 0.2

@@ -157,7 +157,7 @@ class Admission:
         self._by_index[index].cached = cached
         bound, seconds = self._slos(index).ttft, self._records[index].ttft
         if bound is not None and seconds is not None:
-            self.queue.pressure(_MODEL, self._pressure.first_token(seconds / bound, at), at)
+            self.queue.pressure(_MODEL, self._pressure.first_token(seconds, bound, at), at)
 
     def ended(self, index: int, at: float) -> None:
         """Its last token came."""
