@@ -1,8 +1,8 @@
 """Which requests are answered from the cache, and which answers are kept for it. Pure.
 
 Of its own accord the cache answers only what would be answered the same way again: embeddings, and text at
-temperature 0. A client may ask for more; what nobody can ask for is an answer that depends on something outside of the
-request, or is not whole.
+temperature 0. A client may ask for more; what nobody can ask for is an answer that depends on what a server keeps, or
+one that is not whole.
 """
 
 from __future__ import annotations
