@@ -314,6 +314,12 @@ def test_what_somebody_wrote_who_did_not_know_the_rules() -> None:
     assert blind.guards["loose"].wrong <= 1  # a read lock and a write lock, exchanged
 
 
+def test_it_does_not_matter_which_was_asked_first(published: Path) -> None:
+    for pair in (*gptcache_pairs(published), *blind_pairs(), *unseen_pairs()):
+        one, other = profile(pair.stored), profile(pair.new)
+        assert check(one, other) == check(other, one)
+
+
 def test_texts_of_different_rows_are_not_each_others_answers(published: Path) -> None:
     chance = random.Random(5)
     checklist = chance.sample(checklist_pairs(published), 55)

@@ -46,6 +46,7 @@ def check(
         return _NO_GUARDS
     if _is_same_text(stored, new):
         return _SAME[SAME_TEXT]
+    stored, new = _ordered(stored, new)
     refusal: Verdict | None = None
     for rules in (STRICT, REWORDED, LOOSE):
         if rules < least:
@@ -64,6 +65,13 @@ def _is_same_text(stored: Profile, new: Profile) -> bool:
     return stored.exact == new.exact != "" and {stored.end, new.end} != {"?", "."}
 
 
+def _ordered(stored: Profile, new: Profile) -> tuple[Profile, Profile]:
+    """The longer one first, whoever asked first: words are paired one after the other."""
+    if (len(stored.items), stored.exact) < (len(new.items), new.exact):
+        return new, stored
+    return stored, new
+
+
 def _refusal(pair: Pair, guards: tuple[Guard, ...]) -> Verdict | None:
     for guard in guards:
         try:
@@ -79,5 +87,5 @@ def objections(stored: Profile, new: Profile, rules: int = LOOSE) -> dict[str, s
     """Every guard that refuses, with its reason: for benchmarks, which ask what each one is good for."""
     if _is_same_text(stored, new):
         return {}
-    pair = Pair(stored, new, rules)
+    pair = Pair(*_ordered(stored, new), rules)
     return {guard.name: reason for guard in GUARDS if (reason := guard.refuses(pair))}

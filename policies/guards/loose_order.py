@@ -34,6 +34,7 @@ _NEAR: Final = tuple(
 )  # fmt: skip
 _MARKS: Final = SOFT_MARKS | MODALS | words("usually several some many other each")
 _MAX_LOST: Final = 16
+_MAX_BLOCKS: Final = 24
 _POINTING: Final = words("w:suchlik p:you p:we p:it p:your p:its p:they p:them p:their")
 _OWNED: Final = words("of for to in")
 _TARGETS: Final = frozenset({"to", "into"})
@@ -66,7 +67,7 @@ class LooseOrder(Comparison):
         blocks = self._blocks()
         if isinstance(blocks, str):
             return blocks
-        if len(blocks) > 1 and self.strict:
+        if (len(blocks) > 1 and self.strict) or len(blocks) > _MAX_BLOCKS:
             return "order"
         if len(blocks) > 1 and (self._swapped(blocks) or self._exchanged()):
             return "exchanged"
@@ -149,9 +150,9 @@ class LooseOrder(Comparison):
 
     def _confused(self, one: int, other: int) -> bool:
         """Two words that may stand for each other, paired crosswise with their synonyms."""
-        here = self.stored[one], self.stored[other]
-        there = self.new[self.to.index(one)], self.new[self.to.index(other)]
-        return here[0].key != there[0].key and not here[0].statement.isdisjoint(here[1].statement)
+        here, there = self.stored[one], self.stored[other]
+        replaced = any(self.stored[at].key != self.new[self.to.index(at)].key for at in (one, other))
+        return replaced and not here.statement.isdisjoint(there.statement)
 
     def _listed(self, first: Block, second: Block) -> bool:
         """Two sides of an "and"."""
