@@ -105,15 +105,11 @@ class GuardedTier:
         keeper = self._keeper
         return 0 if keeper is None else self.ask(lambda: keeper.expire(most))
 
-    @property
-    def knows_tenants(self) -> bool:
-        """Can it be asked for the frames of one?"""
-        return isinstance(self._store, TenantStore)
-
     def of_tenants(self, tenants: Collection[str], seconds: float) -> OwnFrames | None:
-        """See `TenantStore`, which the store must be."""
+        """See `TenantStore`; other stores are not asked."""
         store = self._store
-        assert isinstance(store, TenantStore), "asked before"
+        if not isinstance(store, TenantStore):
+            return OwnFrames((), untold=True)
         return self.ask(lambda: store.of_tenants(tenants, seconds))
 
     @contextmanager

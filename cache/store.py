@@ -147,6 +147,8 @@ class OwnFrames(NamedTuple):
     keys: Sequence[ChunkKey]
     complete: bool = True
     """All are among them; if not, there was no time for more."""
+    untold: bool = False
+    """The store does not know, or may not look."""
 
 
 @runtime_checkable

@@ -190,19 +190,22 @@ class TieredStore:
         deadline = time.monotonic() + seconds
         found: dict[Tier, int] = {}
         keys: dict[ChunkKey, None] = {}
-        left = tuple(tier.tier for tier in self._tiers if not tier.knows_tenants)
+        left: list[Tier] = []
         complete = True
         for tier in self._tiers:
-            if tier.knows_tenants:
-                here = tier.of_tenants(tenants, max(0.0, deadline - time.monotonic()))
-                complete = complete and here is not None and here.complete
-                found[tier.tier] = len(here.keys) if here else 0
-                keys.update(dict.fromkeys(here.keys if here else ()))
+            here = tier.of_tenants(tenants, max(0.0, deadline - time.monotonic()))
+            if here is not None and here.untold:
+                left.append(tier.tier)
+                continue
+            complete = complete and here is not None and here.complete
+            found[tier.tier] = len(here.keys) if here else 0
+            keys.update(dict.fromkeys(here.keys if here else ()))
         for key in () if dry_run else keys:
             if time.monotonic() > deadline:
-                return Forgot(found, left, complete=False)
+                complete = False
+                break
             self.remove(key)
-        return Forgot(found, left, complete)
+        return Forgot(found, tuple(left), complete)
 
     def lost(self, tier: Tier, key: ChunkKey) -> None:
         """The store of that tier has evicted it. For the stores' `evicted` callbacks; from any thread."""

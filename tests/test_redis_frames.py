@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import pytest
 
@@ -11,7 +11,7 @@ from cache.kv_codec import HEADER_BYTES, TENANT
 from cache.memory_store import MemoryStore
 from cache.redis_frames import RedisFrames
 from cache.redis_settings import RedisSettings
-from cache.store import ChunkKey, FrameInfo, StoreError, TenantStore, tenant_digest
+from cache.store import ChunkKey, FrameInfo, OwnFrames, StoreError, TenantStore, tenant_digest
 from cache.tiered_store import TieredStore
 from policies.types import Tier
 from policies.write_behind import WriteRules
@@ -27,15 +27,6 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
-@contextlib.contextmanager
-def opened(settings: RedisSettings) -> Iterator[RedisFrames]:
-    store = RedisFrames(settings)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
 def fill(store: RedisFrames | TieredStore, tenant: str, count: int) -> list[ChunkKey]:
     keys = [chunk_key((tenant, number)) for number in range(count)]
     for key in keys:
@@ -48,7 +39,7 @@ def fill(store: RedisFrames | TieredStore, tenant: str, count: int) -> list[Chun
 def check_whose(servers: Sequence[RedisServer], settings: RedisSettings) -> None:
     for each in servers:
         each.do("FLUSHALL")
-    with opened(settings) as store:
+    with closing(RedisFrames(settings)) as store:
         assert isinstance(store, TenantStore)
         acme, beta, late = fill(store, "acme", 300), fill(store, "beta", 90), fill(store, "late", 1)
         if len(servers) == 1:
@@ -56,7 +47,7 @@ def check_whose(servers: Sequence[RedisServer], settings: RedisSettings) -> None
         found = store.of_tenants(["acme", "late", "nobody"], PATIENT)
         assert found.complete
         assert sorted(found.keys) == sorted([*acme, *late])
-        assert store.of_tenants(["nobody"], PATIENT) == ([], True)
+        assert store.of_tenants(["nobody"], PATIENT) == OwnFrames([])
         store.remove(beta[0])
         assert sorted(store.of_tenants(["beta"], PATIENT).keys) == sorted(beta[1:])
         assert store.failures() == {}
@@ -73,9 +64,9 @@ def test_whose_frames_are_in_a_cluster() -> None:
 
 def test_there_is_an_end_to_looking(server: RedisServer) -> None:
     server.do("FLUSHALL")
-    with opened(RedisSettings(url=server.url, timeout=PATIENT)) as store:
+    with closing(RedisFrames(RedisSettings(url=server.url, timeout=PATIENT))) as store:
         fill(store, "acme", 3)
-        assert store.of_tenants(["acme"], 0.0) == ([], False)
+        assert store.of_tenants(["acme"], 0.0) == OwnFrames([], complete=False)
     with pytest.raises(StoreError):
         store.of_tenants(["acme"], PATIENT)
 
@@ -85,10 +76,12 @@ def test_who_may_not_look_may_still_read_and_write(server: RedisServer) -> None:
     rights = ("+getex", "+set", "+pexpire", "+exists", "+unlink")
     server.do("ACL", "SETUSER", "few", "reset", "on", ">password", "~*", *rights)
     settings = RedisSettings(url=server.url.replace("//", "//few:password@"), timeout=PATIENT)
-    with opened(settings) as store:
+    with closing(RedisFrames(settings)) as store:
         (key,) = fill(store, "acme", 1)
-        assert store.of_tenants(["acme"], PATIENT) == ([], False)
+        assert store.of_tenants(["acme"], PATIENT).untold
         assert store.contains([key]) == 1
+        tiers = TieredStore([MemoryStore(1 << 20), store])
+        assert tiers.forget_tenants(["acme"]) == ({Tier.HOST: 0}, (Tier.REDIS,), True)
 
 
 def test_a_tenants_frames_go_from_redis_as_from_any_tier(server: RedisServer) -> None:
