@@ -93,7 +93,6 @@ class AdmissionQueue:
         self._rules = tuple(replace(rule, late=Late.KEEP) for rule in settings.rules) if keep else settings.rules
         self._reserves = tuple(rule.reserve if self._discipline.reserves else 0.0 for rule in settings.rules)
         self._limits = Limits(settings, by_tenant=self._discipline.tenants)
-        self._least_charge = settings.least_charge
         for queue in self._models.values():
             queue.reconfigure(self._reserves, settings.quantum, settings.burst)
         for batch_yield in self._yields.values():
@@ -283,7 +282,7 @@ class AdmissionQueue:
 
     def _priced(self, tokens: float) -> float:
         """What so many tokens are charged. A wrong number must not cost a request its slot: nan is the least."""
-        least = self._least_charge
+        least = self.settings.least_charge
         if tokens > least:
             return min(MOST_TOKENS, tokens)
         return least

@@ -68,8 +68,7 @@ class ModelQueue:
         """One more runs."""
         self.running += 1
         self.running_batch += rank == _BATCH
-        faded = self.full * (1 - _FADES)
-        self.full = max(self.running, faded)
+        self.full = max(self.running, self.full * (1 - _FADES))
 
     def charge(self, rank: int, tokens: float, *, reserved: bool) -> None:
         """A request of that class was dispatched, or cost so much more than was thought; less, where below 0."""

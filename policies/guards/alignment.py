@@ -39,6 +39,14 @@ class Pair:
             self._alignment = align(self.stored, self.new, statement=self.statement)
         return self._alignment
 
+    @property
+    def other_words(self) -> bool:
+        """Some words are others, or stand in one text alone."""
+        pairs, stored, new = self.alignment, self.stored.items, self.new.items
+        if pairs.stored_only or pairs.new_only:
+            return True
+        return any(stored[place].key != new[at].key for at, place in pairs.order)
+
 
 def is_statement(stored: Profile, new: Profile, software: int = SURELY) -> bool:
     """Both tell of software, so much at least, rather than ask: more words and more orders are the same there.

@@ -6,9 +6,7 @@ from itertools import pairwise
 from typing import Final
 
 from policies.guards.alignment import Pair
-from policies.guards.closed_words import AGENT, MODALS
-from policies.guards.loose_content import content_reason
-from policies.guards.profile import Profile
+from policies.guards.loose_content import constructions, content_reason
 from policies.guards.statement_words import ANYBODY, FULL, KINDS, NAMED_BEFORE, POINTING, may_go
 
 _MIN_HELD: Final = 2
@@ -76,11 +74,5 @@ def _told_anew(pair: Pair) -> bool:
     return (
         any(stored[place].key != new[at].key or stored[place].links != new[at].links for at, place in pairs.order)
         or any(place < last for (_, last), (_, place) in pairwise(pairs.order))
-        or _built(pair.stored) != _built(pair.new)
+        or constructions(pair.stored, pair.new) > 0
     )
-
-
-def _built(profile: Profile) -> tuple[list[str], int]:
-    """Modals and the like, and how many instruments are marked."""
-    marks = [mark for mark in profile.hard if mark in MODALS]
-    return marks, sum(link in AGENT for item in profile.items for link in item.links)

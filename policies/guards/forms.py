@@ -7,19 +7,13 @@ from __future__ import annotations
 from typing import Final
 
 from policies.guards.alignment import Pair
-from policies.guards.stemming import stem
-from policies.guards.word_lists import listed
+from policies.guards.statement_words import stems
 
-_OF_WORDS: Final = frozenset(
-    "w:" + stem(word)[0]
-    for word in listed(
-        "spell spelling pronounce pronunciation plural singular tense verb noun adjective adverb participle infinitive "
-        "gerund conjugate conjugation inflect inflection rhyme synonym antonym homonym etymology syllable anagram "
-        "palindrome hyphenate translate translation word"
-    )
+_OF_WORDS: Final = stems(
+    "spell spelling pronounce pronunciation plural singular tense verb noun adjective adverb participle infinitive "
+    "gerund conjugate conjugation inflect inflection rhyme synonym antonym homonym etymology syllable anagram "
+    "palindrome hyphenate translate translation word"
 )
-
-
 _ASKED_FOR: Final = frozenset({"what", "who"})
 
 

@@ -41,22 +41,13 @@ _TARGETS: Final = frozenset({"to", "into"})
 _SOURCES: Final = words("of in out by with @by through over")
 
 
-def _is_reworded(pair: Pair) -> bool:
-    """The same words in another order are no other wording; a modal alone in another's place is another meaning."""
-    stored, new, pairs = pair.stored.items, pair.new.items, pair.alignment
-    if pairs.stored_only or pairs.new_only:
-        return True
-    return (
-        any(stored[place].key != new[at].key for at, place in pairs.order) or constructions(pair.stored, pair.new) > 1
-    )
-
-
 class LooseOrder(Comparison):
     """Any order in which no phrase has taken another's place."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(pair)
-        self.reworded = _is_reworded(pair)
+        # The same words in another order are no other wording; a modal alone in another's place is another meaning.
+        self.reworded = pair.other_words or constructions(pair.stored, pair.new) > 1
 
     def reason(self) -> str:
         """See `Comparison`."""

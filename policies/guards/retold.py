@@ -127,10 +127,4 @@ def _after(gone: Item, item: Item) -> Item:
 
 def _is_reworded(pair: Pair) -> bool:
     """Some words are others, or left out; then prepositions may be others, too."""
-    pairs = pair.alignment
-    if pairs.stored_only or pairs.new_only:
-        return True
-    stored, new = pair.stored.items, pair.new.items
-    return any(stored[place].key != new[at].key for at, place in pairs.order) or any(
-        mark[0] == "@" for mark in (*pair.stored.hard, *pair.new.hard)
-    )
+    return pair.other_words or any(mark[0] == "@" for mark in (*pair.stored.hard, *pair.new.hard))
