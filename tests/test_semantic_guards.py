@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.config.semantic_cache import SemanticGuards
 from policies.guards.alignment import Pair as Aligned
 from policies.guards.base import Guard, Verdict
 from policies.guards.check import GUARDS, check, objections
@@ -17,7 +19,7 @@ from policies.guards.contrasts import CONTRASTS
 from policies.guards.numerals import spoken_number, written_number
 from policies.guards.profile import MAX_CHARACTERS, profile
 from policies.guards.stemming import stem
-from policies.guards.strength import LOOSE, REWORDED, SAME_TEXT, STRICT
+from policies.guards.strength import LOOSE, NAMES, REWORDED, SAME_TEXT, STRICT
 from tests.bench import semantic_pairs
 from tests.semantic_mutations import mutate
 from tests.semantic_pairs import (
@@ -143,6 +145,10 @@ def test_a_verdict_tells_how_much_was_left_to_judgement(stored: str, new: str, s
     assert check(one, other).strength == check(other, one).strength == strength
     for least in (LOOSE, REWORDED, STRICT):
         assert check(one, other, least=least).strength == (strength if strength >= least else 0)
+
+
+def test_settings_name_every_strength() -> None:
+    assert get_args(SemanticGuards) == tuple(NAMES)
 
 
 def test_nothing_means_nothing() -> None:

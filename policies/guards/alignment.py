@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.guards.profile import SURELY, Item, Profile
+from policies.guards.profile import Item, Profile
+from policies.guards.software import SURELY
 from policies.guards.strength import LOOSE, REWORDED, STRICT
 
 

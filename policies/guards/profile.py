@@ -25,35 +25,16 @@ from policies.guards.closed_words import (
     SILENT,
 )  # fmt: skip
 from policies.guards.numerals import CARDINALS, MONTHS, ORDINALS, SCALES, plain, spoken_number, unit_of, written_number
+from policies.guards.software import tells_of_software
 from policies.guards.stemming import BASE, ED, ING, root, stem
 from policies.guards.thesaurus import GENERAL, STATEMENT
 from policies.guards.tokens import COMMA, LITERAL, NUMBER, STOP, WORD, Token, fold, spaced_evenly, tokenize
-from policies.guards.word_lists import listed, words
+from policies.guards.word_lists import words
 
 MAX_CHARACTERS: Final = 2_000
 MAX_WORDS: Final = 256
 _NOTHING: Final[frozenset[int]] = frozenset()
 _NO_MARKS: Final[frozenset[str]] = frozenset()
-_SOFTWARE: Final = frozenset(
-    stem(word)[0]
-    for word in listed(
-        "dataset metadata api python software schema tokenizer repository parameter url boolean json csv "
-        "javascript runtime compiler backend frontend filesystem tensor pytorch tensorflow numpy linux sql "
-        "dataframe "
-        "tuple"
-    )
-)
-_PERHAPS_SOFTWARE: Final = frozenset(
-    stem(word)[0]
-    for word in listed(
-        "function method class library program table column row file data script command server model document "
-        "documentation page object string array index feature code module package directory folder database user "
-        "download install configuration format field query token cache memory disk version page return yield "
-        "select guide tutorial schema table combine slice "
-        "select"
-    )
-)
-SURELY: Final = 2
 
 
 @dataclass(slots=True)
@@ -194,13 +175,6 @@ def _lexical(word: str) -> tuple[str, str, frozenset[int], frozenset[int | str]]
     return base, ending, GENERAL.get(base, _NOTHING), frozenset({*STATEMENT.get(base, ()), root(base)})
 
 
-def _tells_of_software(tokens: list[Token]) -> int:
-    stems = {stem(token.text)[0] for token in tokens if token.kind == WORD}
-    if not stems.isdisjoint(_SOFTWARE) or any(token.kind == LITERAL and len(token.text) > 1 for token in tokens):
-        return SURELY
-    return min(len(stems & _PERHAPS_SOFTWARE), SURELY)
-
-
 class _Reader:
     """Walks over the tokens once, gathering marks until an item takes them."""
 
@@ -223,7 +197,7 @@ class _Reader:
 
     def read(self) -> None:
         made, tokens = self.made, self.tokens
-        made.software = _tells_of_software(tokens)
+        made.software = tells_of_software(tokens)
         made.opening = self._opening()
         made.answer = tokens[0].text if tokens and tokens[0].text in {"yes", "no"} and tokens[1:2] else ""
         made.question = self.question or bool(made.opening)
