@@ -7,8 +7,15 @@ import os
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+import hypothesis
 import pytest
 import uvloop
+
+# The same examples every time, however slow the machine is: a change that is not at fault does not fail. Others are
+# tried with `make test ARGS=--hypothesis-profile=explore`.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", derandomize=False, deadline=None)
+hypothesis.settings.load_profile("same")
 
 # Models of tests are too small to be computed by several threads, and those would take turns with another test's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
