@@ -6,7 +6,6 @@ Needs nothing that is not installed everywhere: numpy comes with whatever implem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -47,16 +46,3 @@ class Embedder(Protocol):
     def close(self) -> None:
         """Let go of connections and memory; nothing is asked afterwards. May be called twice."""
         ...
-
-
-def load_minilm(folder: Path, engine: Engine = "auto") -> Embedder:
-    """all-MiniLM-L6-v2 (or another BERT of its kind) from `folder`; takes a moment, so not in an event loop.
-
-    Raises:
-        EmbeddingError: The folder holds no such model, or a package is missing.
-    """
-    try:
-        from cache.minilm import MiniLM  # noqa: PLC0415 - needs numpy, which not everybody installs
-    except ImportError as error:
-        raise EmbeddingError(f"{error.name} is missing: install prefixgate[semantic]") from error
-    return MiniLM.load(folder, engine)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cache.embedding import Embedder, EmbeddingError, load_minilm
+from cache.embedding import Embedder, EmbeddingError
+from cache.local_embedding import load_minilm
 from gateway.answer_comparison import VERIFIER, WORDS
 from gateway.config import Config, ConfigError, Problem
 from gateway.header_finder import header_finder

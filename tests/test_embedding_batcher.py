@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cache.embedding import Embedder, EmbeddingError, EmbeddingRefusedError, load_minilm
+from cache.embedding import Embedder, EmbeddingError, EmbeddingRefusedError
+from cache.local_embedding import load_minilm
 from gateway.embedding_batcher import MISSES, EmbeddingBatcher
 from gateway.embedding_queue import Key, TextQueue
 from gateway.embedding_thread import embed_each

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cache.embedding import Embedder, EmbeddingError, Engine, load_minilm
+from cache.embedding import Embedder, EmbeddingError, Engine
+from cache.local_embedding import load_minilm
 from cache.minilm import MiniLM, _batches
 from cache.minilm_files import ModelFolderError, read_shape
 from cache.minilm_numpy import gelu, runs
@@ -264,7 +265,7 @@ def test_numpy_computes_without_torch_and_the_interface_without_numpy(folder: Pa
         "sys.meta_path.insert(0, Absent())\n"
         "absent = {'torch', 'numpy'}\n"
         "import gateway.embedding_batcher\n"
-        "from cache.embedding import EmbeddingError, load_minilm\n"
+        "from cache.embedding import EmbeddingError\nfrom cache.local_embedding import load_minilm\n"
         "from pathlib import Path\n"
         "folder = Path(sys.argv[1])\n"
         "try: load_minilm(folder)\n"

@@ -197,7 +197,7 @@ def show_costs(pairs: Sequence[Pair]) -> None:
 
 def minilm(folder: Path, pairs: Iterable[Pair]) -> Cosine:
     """Embeds every text of `pairs` once; some minutes for ten thousand."""
-    from cache.embedding import load_minilm  # noqa: PLC0415 - needs numpy, which the other tables do without
+    from cache.local_embedding import load_minilm  # noqa: PLC0415 - needs numpy, which the other tables do without
 
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.stored, pair.new)))
     embedder = load_minilm(folder)
