@@ -104,10 +104,12 @@ class TierSpeed:
         held = _STIFFNESS / believed_rtt**2
         w1 += held
         w_took += held * believed_rtt
-        quickest = min(took for _, took in self._seen)
+        quickest, *others = sorted(took for _, took in self._seen)
         determinant = w1 * w_size2 - w_size**2  # above 0 by what is held, unless all were empty
         rtt = (w_took * w_size2 - w_size * w_both) / determinant if w_size2 else w_took / w1
-        self._rtt = max(rtt, _LEAST_SHARE * quickest)
+        # No transfer is quicker than the round trip; a single one may be a stray.
+        longest = _SURPRISE * (others[0] if others else believed_rtt)
+        self._rtt = max(min(rtt, longest), _LEAST_SHARE * quickest)
         if w_size2:
             slope = (w_both - w_size * self._rtt) / w_size2
             self._second_per_byte = max(slope, _LEAST_SHARE * min(took / size for size, took in self._seen if size))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import exp, inf, nan
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.restore_price import (
@@ -197,6 +197,7 @@ def test_speeds_stay_finite_whatever_comes(transfers: list[tuple[int, float]]) -
 
 
 @given(st.floats(1e-5, 1e-2), st.floats(1e7, 5e10), st.integers(0, 100))
+@example(1e-5, 1e7, 19)
 def test_round_trip_and_bandwidth_are_told_apart(rtt: float, bandwidth: float, seed: int) -> None:
     draw = random.Random(seed)
     speed = TierSpeed(1e-3, 1e9)
