@@ -485,7 +485,7 @@ def test_max_blocks_is_positive() -> None:
 
 def test_memory_stays_flat_over_many_unique_prefixes() -> None:
     """Ten times the bound fills it; ten times more must not take more."""
-    bound = 2_000
+    bound = 1_000
     index = index_of(A, B, max_blocks=bound)
 
     def churn(first: int, n_prompts: int) -> None:
@@ -495,10 +495,10 @@ def test_memory_stays_flat_over_many_unique_prefixes() -> None:
             index.apply(worker, event)
             index.predict(worker, [BlockHash(prompt * 2654435761 + at) for at in range(2)], start=0, now=prompt, ttl=50)
 
-    churn(0, 5_000)
+    churn(0, 2_500)
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    churn(5_000, 20_000)
+    churn(2_500, 10_000)
     after, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(index) <= bound
