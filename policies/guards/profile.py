@@ -27,7 +27,8 @@ from policies.guards.closed_words import (
 from policies.guards.numerals import CARDINALS, MONTHS, ORDINALS, SCALES, plain, spoken_number, unit_of, written_number
 from policies.guards.software import tells_of_software
 from policies.guards.stemming import BASE, ED, ING, root, stem
-from policies.guards.thesaurus import GENERAL, STATEMENT
+from policies.guards.synonyms import GENERAL
+from policies.guards.thesaurus import STATEMENT
 from policies.guards.tokens import COMMA, LITERAL, NUMBER, STOP, WORD, Token, fold, spaced_evenly, tokenize
 from policies.guards.word_lists import words
 

@@ -1,17 +1,16 @@
-"""Words that may stand for each other, as data: a row is a set of words, any two of which may be swapped.
+"""Words that may stand for each other where a text tells, rather than asks, of software, as data: a row is a set of
+words, any two of which may be swapped.
 
-Rows do not chain: "make" stands with "create" and with "cause", which do not stand with each other. `GENERAL` holds in
-any question; no noun that names a thing, a person, a place, a food or an ailment is in it, and no two words of
-different
-strength. `STATEMENT` holds only where a text tells, rather than asks, of software: there "return" is no purchase sent
-back and "division" no arithmetic.
+Rows do not chain: "make" stands with "create" and with "cause", which do not stand with each other. In such texts
+"return" is no purchase sent back and "division" no arithmetic. What may be swapped in any question is in `synonyms.py`,
+and far less.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from policies.guards.stemming import stem
+from policies.guards.synonyms import table
 
 _GENERAL = """
 use utilize utilise
@@ -476,20 +475,7 @@ skilful skillful
 ok okay
 tv television
 usa us-country
-uk britain
 """
-
-# Too far from each other for a question that may be about anything.
-_LOOSE = frozenset(
-    """
-    make produce|get receive|way method|data information|knowledge information|collection set|series set|list collection
-    part division|name title|call name|set specify|function act|work function|leave omit|pass give|take receive
-    stand represent|think consider|look see|reach achieve|people community|number amount|wish want|spot detect
-    spot place|mark label|label tag|figure determine|hand give|recent new|fresh recent|new fresh|minute tiny
-    improve better|deal handle|carry transport|match fit|drop delete|mean signify|plan intend|host store|save conserve
-    use employ|select pick|choose pick|end finish|correct right
-    """.replace("\n", "|").replace("    ", "").split("|")
-)  # fmt: skip
 
 _STATEMENT = """
 return yield
@@ -1992,18 +1978,7 @@ category class
 """
 
 
-def _table(*rows: str) -> dict[str, frozenset[int]]:
-    table: dict[str, set[int]] = {}
-    for number, row in enumerate(line for text in rows for line in text.strip().splitlines()):
-        for word in row.split():
-            table.setdefault(stem(word)[0], set()).add(number)
-    return {word: frozenset(numbers) for word, numbers in table.items()}
-
-
-_STRICT = "\n".join(row for row in _GENERAL.strip().splitlines() if row not in _LOOSE)
-GENERAL: Final = _table(_STRICT)
-"""Stem → numbers of its rows; two stems with a number in common stand for each other."""
-STATEMENT: Final = _table(_GENERAL + _STATEMENT.lstrip())
-"""The same where a text tells of software."""
-STATEMENT_TERMS: Final = frozenset("w:" + term for term in _table(_STATEMENT))
+STATEMENT: Final = table(_GENERAL, _STATEMENT)
+"""Stem → numbers of its rows; two stems with a number in common stand for each other where a text tells of software."""
+STATEMENT_TERMS: Final = frozenset("w:" + term for term in table(_STATEMENT))
 """Keys of the words by which texts tell of software."""
