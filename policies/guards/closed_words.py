@@ -40,7 +40,8 @@ can: can could @can
 may: may might
 must: must @must
 should: should ought
-will: will shall
+will: will
+shall: shall
 would: would
 """)
 
@@ -64,7 +65,8 @@ both: both
 either: either
 half: half
 other: other another others else
-only: only solely merely exclusively just
+only: only solely merely exclusively
+just: just
 even: even
 also: too
 again: again
@@ -161,15 +163,17 @@ and: and
 or: or
 but: but though although however nevertheless nonetheless
 if: if whether
-after: once
-when: whenever while whilst whereas
+once: once
+when: whenever
+while: while whilst
+whereas: whereas
 because: because
 so: so
 then: then afterwards afterward
 """)
 AGENT: Final = frozenset({"by", "@by"})
 MODALS: Final = words("@can can @must must @how how will may should @should @purpose")
-SOFT_MARKS: Final = (MODALS - {"@how", "how"}) | words("either such also both @usedto what which")
+SOFT_MARKS: Final = (MODALS - {"@how", "how"}) | words("either such also both @usedto @as @you what which")
 """Modals and the like that come and go where a statement is put in other words; other guards weigh them as a whole."""
 
 PRONOUN: Final = words(
@@ -178,11 +182,16 @@ PRONOUN: Final = words(
 )
 """Content words of a kind: never another pronoun in their place."""
 
-DISCOURSE: Final = words(
-    "actually really truly indeed please kindly hi hello hey thanks also additionally moreover furthermore "
-    "therefore thus hence thereby namely simply easily"
+POLITE: Final = words("please kindly hi hello hey thanks")
+"""Said to whoever answers, where they are not what is asked about."""
+ASSURING: Final = words("actually really truly indeed")
+"""Change nothing of a question whose answer is yes or no; what really happened is not what happened."""
+DISCOURSE: Final = (
+    POLITE
+    | ASSURING
+    | words("also additionally moreover furthermore therefore thus hence thereby namely simply easily")
 )
-"""May come or go: what is asked stays the same."""
+"""May come or go in a statement."""
 
 LANGUAGE_NAMES: Final = words(
     "english french german spanish italian portuguese dutch russian chinese japanese korean arabic hindi polish "

@@ -7,19 +7,32 @@ from __future__ import annotations
 from typing import Final
 
 from policies.guards.alignment import Pair
+from policies.guards.profile import Item
 from policies.guards.statement_words import stems
+from policies.guards.stemming import ING
+from policies.guards.synonyms import SPELLED
+from policies.guards.word_lists import words
 
 _OF_WORDS: Final = stems(
     "spell spelling pronounce pronunciation plural singular tense verb noun adjective adverb participle infinitive "
     "gerund conjugate conjugation inflect inflection rhyme synonym antonym homonym etymology syllable anagram "
     "palindrome hyphenate translate translation word"
 )
+_OWN_PLURALS: Final = words(
+    "securities futures interests woods communications shorts jeans briefs tights trunks terms credits arts times "
+    "properties peoples persons compliments respects regards heads tails bonds stocks shares wages drafts ashes scales "
+    "stairs airs remains humanities proceeds valuables necessities utilities liberties relations numbers figures "
+    "lines rights wrongs sands heights depths lights lows highs ups downs returns heavens deserts fruits feelings "
+    "letters lives spirits savings powers services resources options commons classics blues greens reds"
+)
+"""Plurals that mean something else, too: what are futures is not what is a future."""
 _ASKED_FOR: Final = frozenset({"what", "who"})
 
 
 class FormGuard:
-    """Refuses "the king" against "the kings", "spell running" against "spell run", and "what is hard water" against
-    "what is difficult water". Not among statements.
+    """Refuses "the king" against "the kings", "the time" against "time", "a falling price" against "a fallen price",
+    "spell running" against "spell run", and "what is hard water" against "what is difficult water". Not among
+    statements.
     """
 
     name = "form"
@@ -30,17 +43,33 @@ class FormGuard:
             return ""
         stored, new = pair.stored, pair.new
         of_words = not _OF_WORDS.isdisjoint(stored.keys | new.keys)
+        term = _asks_for_a_term(pair)
         for at, place in pair.alignment.order:
             before, after = stored.items[place], new.items[at]
-            if before.written == after.written:
-                continue
-            if of_words and not {before.key, after.key} <= _OF_WORDS:
-                return "word"
-            if before.key != after.key and _asks_for_a_term(pair):
-                return "term"
-            if before.key == after.key and before.definite and after.definite and before.ending == after.ending:
-                return "number"
+            if before.written != after.written:
+                if of_words and not {before.key, after.key} <= _OF_WORDS:
+                    return "word"
+                if term and before.key != after.key and (before.general & after.general).isdisjoint(SPELLED):
+                    return "term"
+            if reason := _other_form(before, after):
+                return reason
         return ""
+
+
+def _other_form(before: Item, after: Item) -> str:
+    """Of one word: the water and water, a cut and cuts of it, parking and a park."""
+    if before.definite != after.definite:
+        return "article"
+    if before.written == after.written:
+        return "article" if before.article != after.article else ""
+    if (before.ending == ING) != (after.ending == ING):
+        return "noun"
+    if before.key != after.key or before.ending != after.ending:
+        return ""
+    if not _OWN_PLURALS.isdisjoint((before.written, after.written)):
+        return "plural"
+    # One and many of a kind are the same only where they stand for all of it: a dog, dogs.
+    return "number" if before.article == after.article else ""
 
 
 def _asks_for_a_term(pair: Pair) -> bool:

@@ -27,7 +27,7 @@ _NEAR: Final = tuple(
     frozenset(pair)
     for pair in (
         ("by", "with"), ("by", "@by"), ("by", "through"), ("by", "from"), ("over", "through"), ("from", "in"),
-        ("when", "during"), ("on", "along"), ("if", "when"), ("per", "for"), ("between", "among"), ("after", "then"),
+        ("when", "during"), ("when", "while"), ("while", "whereas"), ("on", "along"), ("if", "when"), ("per", "for"), ("between", "among"), ("after", "then"),
         ("in", "within"),
         ("back",),
     )

@@ -11,7 +11,7 @@ from policies.guards.quantities import QUANTIFIER_MARKS
 from policies.guards.stemming import BASE, ED
 from policies.guards.word_lists import words
 
-_SOFT: Final = words("@can can may @must must should @should will @how how what which @usedto @purpose")
+_SOFT: Final = words("@can can may @must must should @should will @how how what which @usedto @purpose @as @you")
 _DENYING: Final = words("not no never none nobody nothing nowhere neither nor cannot hardly")
 _NECESSARY: Final = frozenset({"must", "@must"})
 _ADVISED: Final = frozenset({"should", "@should"})
@@ -33,6 +33,8 @@ class ModalityGuard:
             return "question"
         if stored.hard != new.hard and self._modals(stored) != self._modals(new):
             return "modal"
+        if stored.asides != new.asides:
+            return "aside"
         if stored.tense != new.tense:
             return "tense"
         pairs = pair.alignment

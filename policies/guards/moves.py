@@ -34,7 +34,7 @@ _ALIKE: Final = frozenset(
     for pair in listed(
         "has/of has/with with/of with/in of/in of/for of/on in/on into/to into/in on/to to/for to/in with/by with/@by "
         "by/@by through/by through/@by through/with over/through about/on about/of about/for and/ and/then then/ @by/ "
-        "like/ as/ when/if when/during for/when"
+        "like/ as/ when/if when/while while/whereas while/during when/during for/when"
     )
 )
 """Prepositions and conjunctions that may stand for each other; nothing after the slash: that may be left out."""

@@ -7,17 +7,29 @@ rule of grammar accounts for the move and the marks of it are there: a clause or
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Final
+
 from policies.guards.alignment import Pair
 from policies.guards.blocks import Block, Comparison
 from policies.guards.closed_words import AGENT
 from policies.guards.loose_order import LooseOrder
 from policies.guards.profile import Item
 from policies.guards.retold import Retold
+from policies.guards.statement_words import stems
 from policies.guards.word_lists import words
 
 _ADJUNCT = words(
-    "by @by with in on at for from to if when because after before during since until as without while under through"
+    "by @by with in on at for from to if when because after before during since until as without while once under through"
 )
+
+_ORDERED: Final = stems(
+    "ratio quotient proportion fraction order sequence series rank ranking succession subtract minus deduct divide "
+    "convert exponent power remainder translate map turn assign list former latter complete continue first last"
+)
+"""Where they stand, it matters which side of an "and" or an "or" comes first."""
+_DIFFERENCE: Final = "w:differenc"
+"""Of two numbers, where "of" follows: between two things it is the same from both sides."""
 
 
 class OrderGuard:
@@ -36,6 +48,10 @@ class OrderGuard:
 
 class _Strict(Comparison):
     """Any question: the same marks everywhere, and the moves that keep every mark."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair)
+        self.ordered = _is_ordered(self.stored)
 
     def whole(self) -> str:
         pairs = [(self.stored[place], self.new[at]) for at, place in enumerate(self.to)]
@@ -63,10 +79,17 @@ class _Strict(Comparison):
             or _agent(qn, qs, pn, ps)
             or (p.size == 1 and _voiced(ps, pn, qn))
             or (q.size == 1 and _voiced(qn, qs, ps))
-            or (p.size <= 2 and q.size <= 2 and conjuncts(ps, pn, qs, qn))
+            or (not self.ordered and p.size <= 2 and q.size <= 2 and conjuncts(ps, pn, qs, qn))
             or _owns(qs, qn, pn)
             or _owns(pn, ps, qs)
         )
+
+
+def _is_ordered(items: list[Item]) -> bool:
+    return any(
+        item.key in _ORDERED or item.key.endswith(":th") or (item.key == _DIFFERENCE and "of" in following.links)
+        for item, following in pairwise([*items, Item("")])
+    )
 
 
 def _fronted(front: Item, back: Item, other_front: Item) -> bool:

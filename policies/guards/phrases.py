@@ -13,7 +13,7 @@ from typing import Final
 _ROWS = """
 (can not|cannot) → not can
 can't → not can
-(can|could|would|will) you (please|kindly|) (tell|explain to|show|help) me → @ask
+(can|could|would|will) you (please|kindly|) (tell|explain to|show) me → @ask
 (can|could|would|will) you (please|kindly|) (explain|describe) → @ask
 (please|kindly|) (tell|show) me → @ask
 do you know → @ask
@@ -23,7 +23,10 @@ i'd like to know → @ask
 i am wondering → @ask
 i was wondering → @ask
 i wonder → @ask
-how (do|can|could|would|should|might|does) (i|we|you|one|someone|somebody|a person) → @how
+how (do|can|could|does) (i|we|one|someone|somebody|a person) → @how
+how (do|can|could) you → @how @you
+how should (i|we|one|someone|somebody|a person) → @how should
+how should you → @how should @you
 how would (i|you|we|one) go about → @how
 what is the way to → @how
 what's the way to → @how
@@ -32,8 +35,12 @@ what's a way to → @how
 what are (the|some|) ways to → @how
 (is there|are there) (a|any|some) (way|ways) to → @how
 is there any way (i|we|you|one) can → @how
-what (should|can|must) (i|we|you|one) do to → @how
-what do (i|we|you) (need|have) to do to → @how
+what can (i|we|one) do to → @how
+what can you do to → @how @you
+what should (i|we|one) do to → @how should
+what should you do to → @how should @you
+what must (i|we|one) do to → @how must
+what do (i|we) (need|have) to do to → @how must
 (how|ways|the way) to → @how
 in which (way|manner) (do|can|could) (i|we|you|one) → @how
 what (is|are) the (step|steps) to → @how
@@ -80,8 +87,8 @@ making use of → @by
 (is|are|be) (used|employed|utilized|utilised) as → as
 (can|may) be (used|employed|utilized|utilised) to → @can to
 (serve|serves) to → to
-(serve|serves) as → is
-(act|acts) as → is
+(serve|serves) as → @as is
+(act|acts) as → @as is
 (is|are) (intended|designed|meant) (to|for) → to
 (is|are) referred to as → is
 (is|are) known as → is
@@ -99,7 +106,6 @@ apart from → besides
 along with → and
 together with → and
 (prior|previous) to → before
-in case → if
 in the event that → if
 provided that → if
 even though → although
@@ -112,7 +118,8 @@ quite a few → many
 lots of → many
 plenty of → many
 (a|the|) (great|large) (number|amount) of → many
-the (number|amount|quantity) of → number of
+the number of → number of
+the (amount|quantity) of → amount of
 (the|) (purpose|goal|aim|objective|intention) of → @purpose
 by default → default
 as default → default

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from policies.guards.closed_words import (
+    ASSURING,
     AUXILIARY,
     CONJUNCTION,
     DIRECTION,
@@ -17,6 +18,7 @@ from policies.guards.closed_words import (
     MODAL,
     NEGATION,
     PAST_AUXILIARY,
+    POLITE,
     PREPOSITION,
     PRESENT_BE,
     PRONOUN,
@@ -30,7 +32,7 @@ from policies.guards.stemming import BASE, ED, ING, root, stem
 from policies.guards.synonyms import GENERAL
 from policies.guards.thesaurus import STATEMENT
 from policies.guards.tokens import COMMA, LITERAL, NUMBER, STOP, WORD, Token, fold, spaced_evenly, tokenize
-from policies.guards.word_lists import words
+from policies.guards.word_lists import listed, words
 
 MAX_CHARACTERS: Final = 2_000
 MAX_WORDS: Final = 256
@@ -106,6 +108,8 @@ class Profile:
     """The same and negations, in the order of the text."""
     tense: tuple[str, ...] = ()
     """past, perfect, as auxiliaries tell."""
+    asides: tuple[str, ...] = ()
+    """Words that a statement may do without, and a question may not: also, that, there."""
     tail: frozenset[str] = _NO_MARKS
     tail_links: tuple[str, ...] = ()
     directions: tuple[str, ...] = ()
@@ -123,8 +127,26 @@ _EDGES = ",.;:!?()"
 _ARTICLES = frozenset({"a", "an", "the"})
 _COMPARING = frozenset({"than", "instead", "before", "after", "unlike", "until"})
 _CLAUSES = frozenset({"when", "where"})
+_YOU: Final = frozenset({"@you"})
+_READER_OR_WRITER: Final = frozenset(
+    "p:" + word for word in listed("i me my mine myself you your yours yourself we us our ours ourselves")
+)
+_OF_ONESELF: Final = frozenset(
+    "w:" + stem(word)[0]
+    for word in listed(
+        "feel know think learn see hear look like love hate work sleep mean decide believe remember understand want "
+        "wish hope fear differ compare function operate behave act react respond reply answer help handle deal process "
+        "store train live exist define rate rank judge view consider expect plan earn vote choose generate produce"
+    )
+)
+"""What one does differs by who is asked: "how do you feel about war"."""
+_SAYING: Final = frozenset(
+    stem(word)[0] for word in listed("say mean spell pronounce translate write use call type rhyme hear answer reply")
+)
+_NAMING: Final = words("word words phrase a an the is was are not no")
+"""What stands behind them is spoken of."""
 _END = Token(STOP, "")
-_STRICT_ORDER = words("respectively former latter vice versa")
+_STRICT_ORDER = frozenset(stem(word)[0] for word in listed("respectively former latter vice versa"))
 
 
 def profile(text: str) -> Profile:
@@ -188,6 +210,7 @@ class _Reader:
         self.aux = ""
         self.tense: list[str] = []
         self.negations: list[str] = []
+        self.asides: list[str] = []
         self.sentence = 0
         self.comma = False
         self.article = self.definite = False
@@ -206,6 +229,10 @@ class _Reader:
         while at < len(tokens):
             at += self._step(at)
         items = made.items
+        if self._is_anybody():
+            for item in items:
+                item.hard -= _YOU
+            self.marks = [mark for mark in self.marks if mark not in _YOU]
         made.tail, made.tail_links = frozenset(self.hard), tuple(self.links)
         made.keys = frozenset(item.key for item in items)
         made.numbers = tuple(sorted(item.key for item in items if item.key[0] in "nd"))
@@ -217,6 +244,7 @@ class _Reader:
             made.acronyms = frozenset("w:" + stem(token.text)[0] for token in words if token.upper)
         made.names = frozenset(item.key for item in items if item.capital)
         made.marks = (*self.marks, *self.hard)
+        made.asides = tuple(sorted(self.asides))
         made.negations, made.tense = tuple(sorted(self.negations)), tuple(sorted(self.tense))
         made.hard = tuple(sorted(mark for mark in made.marks if mark not in NEGATION))
         links = [link for item in items for link in item.links] + self.links
@@ -225,6 +253,17 @@ class _Reader:
             not _COMPARING.isdisjoint(links)
             or not _COMPARING.isdisjoint(made.negations)
             or bool(_STRICT_ORDER & {item.key[2:] for item in items})
+        )
+
+    def _is_anybody(self) -> bool:
+        """Whether "how do you" asks no more of the reader than "how do I" of the writer: what is done to a thing, and
+        neither of them is told of besides.
+        """
+        items = self.made.items
+        return (
+            len(items) > 1
+            and not any(item.key in _READER_OR_WRITER for item in items)
+            and not any(item.key in _OF_ONESELF for item in items)
         )
 
     def _opening(self) -> str:
@@ -266,6 +305,9 @@ class _Reader:
             return taken
         if word in PRONOUN:
             self._item(Item("p:" + word))
+        elif word in SILENT and self._is_last(at) and not _is_letter(token):
+            # "When do I use a", "is that that": spoken of, or a pronoun.
+            self._item(Item("w:" + word))
         elif word in _ARTICLES and not _is_letter(token):
             self.article = True
             self.definite = word == "the"
@@ -277,9 +319,27 @@ class _Reader:
             self.hard.append(MODAL[word])
             self.aux = ""
             self.auxiliary = True
+        elif word in DISCOURSE and not (word in POLITE and not self._is_polite(at)):
+            if word not in POLITE and not (word in ASSURING and self.made.opening == "yes/no"):
+                self.asides.append(word)
         elif not self._marked(token):
             self._content(token)
         return 1
+
+    def _is_last(self, at: int) -> bool:
+        return at + 1 == len(self.tokens) or self.tokens[at + 1].kind in {STOP, COMMA}
+
+    def _is_polite(self, at: int) -> bool:
+        """Said to whoever answers, "please tell me", rather than spoken of: "how do I say please"."""
+        before = self.tokens[at - 1] if at else _END
+        if before.kind in {STOP, COMMA}:
+            following = self.tokens[at + 1] if at + 1 < len(self.tokens) else _END
+            return following.text not in PREPOSITION and following.text not in CONJUNCTION
+        if before.text == "you":
+            return True
+        return self._is_last(at) and before.kind == WORD and stem(before.text)[0] not in _SAYING and (
+            before.text not in PREPOSITION and before.text not in CONJUNCTION and before.text not in _NAMING
+        )
 
     def _marked(self, token: Token) -> bool:
         """Whether the word only marks what follows; if so, the mark is taken down."""
@@ -296,7 +356,9 @@ class _Reader:
             self.hard.extend([word] if word != "@ask" else [])
         else:
             silent = word in SILENT and not _is_letter(token)
-            return silent or word in DISCOURSE or (word == "yes" and token.first)
+            if silent:
+                self.asides.append("that" if word == "which" else word)
+            return silent or (word == "yes" and token.first)
         return True
 
     def _negation(self, word: str, at: int) -> None:

@@ -182,5 +182,7 @@ def table(*rows: str) -> dict[str, frozenset[int]]:
     return {word: frozenset(numbers) for word, numbers in found.items()}
 
 
+SPELLED: Final = frozenset(range(len(_SPELLINGS.strip().splitlines())))
+"""Numbers of the rows that are one word in two spellings."""
 GENERAL: Final = table(_SPELLINGS, _WORDS)
 """What `table` says of any text."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from policies.guards.phrases import PHRASES, Row
+from policies.guards.word_lists import listed
 
 WORD: Final = "w"
 NUMBER: Final = "n"
@@ -54,6 +55,8 @@ _CASED = {"Kb": "kilobit", "Mb": "megabit", "Gb": "gigabit", "Tb": "terabit", "M
 # Written small, these are no names.
 _ACRONYMS = frozenset({"IT", "US", "WHO", "AIDS"})
 _RAISED: Final = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ]+)|[¼-¾⅐-⅞↉]")
+_ASK: Final = ("@ask",)
+_ASKING: Final = frozenset(listed("what which who whom whose where when why how if whether @how"))
 _SHORT = {"'m": "am", "'re": "are", "'ve": "have", "'ll": "will", "'d": "would"}
 
 
@@ -201,6 +204,11 @@ def _with_phrases(tokens: list[Token]) -> list[Token]:
     return result
 
 
+def _asks(tokens: list[Token], at: int) -> bool:
+    """Whether a question begins there: "tell me what a joke is", and not "tell me a joke"."""
+    return at < len(tokens) and tokens[at].text in _ASKING
+
+
 def _row(rows: dict[str, list[Row]], tokens: list[Token], at: int) -> Row | None:
     """The longest row that begins here."""
     following = tokens[at + 1] if at + 1 < len(tokens) else None
@@ -210,6 +218,8 @@ def _row(rows: dict[str, list[Row]], tokens: list[Token], at: int) -> Row | None
                 token.text == word and token.kind == WORD
                 for token, word in zip(tokens[at : at + len(words)], words, strict=False)
             ) and at + len(words) <= len(tokens):
+                if becomes == _ASK and not _asks(tokens, at + len(words)):
+                    continue
                 return words, becomes
     alone = rows.get("")
     return alone[0] if alone else None
