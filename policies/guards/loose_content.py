@@ -76,7 +76,7 @@ def _an_edit(pair: Pair) -> str:
         return "" if other > few else "edit"
     if any(framing) and not changed and not moved:
         return "left out"
-    return "" if other + min(len(lone), len(fresh)) > few else "edit"
+    return "" if other and other + min(len(lone), len(fresh)) > few else "edit"
 
 
 def constructions(stored: Profile, new: Profile) -> int:

@@ -18,6 +18,11 @@ _LOOSELY_MILD: Final = _MILD | words(
 _GROUPS: Final = (frozenset({"many", "several"}), frozenset({"all", "each"}))
 """What stands for each other there."""
 
+_RIVALS: Final = (
+    words("both either"), words("some many each half"), words("still already again yet"), words("very too"),
+)  # fmt: skip
+"""What may come and go, but not in each other's place: both tables, either table."""
+
 
 class QuantityGuard:
     """Refuses another quantifier, adverb of degree or comparative."""
@@ -37,7 +42,10 @@ class QuantityGuard:
             return ""
         if pair.statement:
             mild = _LOOSELY_MILD if pair.loose else _MILD
-            lone, fresh = set(before - after) - mild, set(after - before) - mild
+            lone, fresh = set(before - after), set(after - before)
+            if any(lone & rivals and fresh & rivals for rivals in _RIVALS):
+                return "quantity"
+            lone, fresh = lone - mild, fresh - mild
             if lone == fresh or any(lone | fresh == group and lone and fresh for group in _GROUPS):
                 return ""
         return "quantity"
