@@ -5,18 +5,18 @@ The content guard refuses most of these already. This table is for what it lets 
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Final
 
 from policies.guards.alignment import Pair
 from policies.guards.stemming import stem
 
 # Each word of the left side against each of the right one.
-_ROWS = """
+_OPPOSITES = """
 upload push | download pull fetch
 load read import open retrieve | save write export close store dump
 add insert append attach include incorporate | remove delete drop erase detach exclude omit discard subtract skip
 create build construct generate make | destroy delete remove drop
-create build construct generate make | load read open
 enable activate allow permit support facilitate | disable deactivate forbid prohibit prevent block deny reject
 start begin launch initiate open enter | stop end finish terminate close halt exit pause
 increase raise grow expand enlarge extend boost | decrease reduce lower shrink cut lessen minimize diminish
@@ -85,7 +85,6 @@ rich wealthy | poor
 hot warm | cold cool
 wet | dry
 open | closed
-general common usual normal typical | specific particular special rare unusual
 general | particular
 random arbitrary | sequential ordered sorted
 horizontal | vertical
@@ -97,8 +96,6 @@ east | west
 inside internal | outside external
 row record | column
 custom customized tailored | default standard builtin
-key | value
-name | value
 client | server
 parent | child
 teacher | student
@@ -112,12 +109,76 @@ always | never
 advantage benefit strength | disadvantage drawback weakness
 success | failure
 cause | effect
-question | answer
-problem | solution
 beginning start | end
 union | intersection
 mean average | median
 numerator | denominator
+request | response reply
+source origin | destination target
+sender | receiver recipient
+author writer | reader
+owner admin administrator | guest visitor
+producer | consumer
+publisher | subscriber
+primary master leader | replica secondary follower standby
+width | height depth
+host | port
+prefix | suffix
+head header | tail footer
+leading | trailing
+ascending | descending
+increment | decrement
+major | minor
+inner | outer
+commit | rollback revert
+mount | unmount
+acquire | release
+allocate | free deallocate
+grant | revoke
+online | offline
+synchronous sync | asynchronous async
+mutable | immutable
+signed | unsigned
+supervised | unsupervised
+batch | stream streaming
+lazy lazily | eager eagerly
+hard | soft
+positive | negative
+cpu | gpu
+memory ram | disk
+frontend | backend
+compile | interpret
+debug | release
+past | future
+inbound incoming ingress | outbound outgoing egress
+upstream | downstream
+depth | breadth
+shared | exclusive
+optimistic | pessimistic
+ordered | unordered
+visible | hidden
+raise throw | catch handle
+encoder | decoder
+numerator dividend | denominator divisor
+prepend | append
+odd | even
+gross | net
+vertex node | edge
+singular | plural
+creation | deletion removal modification
+read reading | write writing
+read | convert transform
+weekly | daily monthly yearly hourly
+daily | monthly yearly hourly
+monthly | yearly hourly
+"""
+
+
+# Not each other's opposites, but no more the same.
+_OTHERS = """\
+create build construct generate make | load read open
+key | value
+name | value
 image picture vision visual | audio sound text textual speech video
 audio sound | text textual video
 string text | number integer boolean
@@ -125,12 +186,20 @@ list | dictionary
 file | folder directory
 function method | class module
 function method class | parameter argument
+name title label | size length number count
+question | answer
+problem | solution
+example item row record entry element | batch shard
+require need demand | return yield emit give provide supply
+throughput | latency
+accuracy precision | speed latency throughput
+general common usual normal typical | specific particular special rare unusual
 """
 
 
-def _table() -> dict[str, frozenset[str]]:
+def _table(rows: str) -> dict[str, frozenset[str]]:
     table: dict[str, set[str]] = {}
-    for row in _ROWS.strip().splitlines():
+    for row in rows.strip().splitlines():
         left, right = ([f"w:{stem(word)[0]}" for word in side.split()] for side in row.split("|"))
         for one in left:
             table.setdefault(one, set()).update(right)
@@ -139,21 +208,39 @@ def _table() -> dict[str, frozenset[str]]:
     return {word: frozenset(others - {word}) for word, others in table.items()}
 
 
-CONTRASTS: Final = _table()
+_OPPOSED: Final = _table(_OPPOSITES)
+CONTRASTS: Final = _table(_OPPOSITES + _OTHERS)
+_NONE: Final[frozenset[str]] = frozenset()
 
 
 class ContrastGuard:
-    """Refuses "upload" against "download", "first" against "last"."""
+    """Refuses "upload" against "download", "first" against "last"; and, of statements, both words of such a pair where
+    they have changed places.
+    """
 
     name = "contrast"
 
     def refuses(self, pair: Pair) -> str:
         """See `Guard`."""
-        stored, new = pair.stored, pair.new
+        stored, new = pair.stored.items, pair.new.items
         pairs = pair.alignment
-        fresh = {new.items[at].key for at in pairs.new_only}
+        fresh = {new[at].key for at in pairs.new_only}
         for at in pairs.stored_only if fresh else ():
-            against = CONTRASTS.get(stored.items[at].key)
-            if against and not against.isdisjoint(fresh):
+            if not CONTRASTS.get(stored[at].key, _NONE).isdisjoint(fresh):
                 return "contrast"
-        return ""
+        for at, place in pairs.order:
+            if new[at].key in CONTRASTS.get(stored[place].key, _NONE):
+                return "contrast"
+        return "exchanged" if pair.loose and _exchanged(pair) else ""
+
+
+def _exchanged(pair: Pair) -> bool:
+    """Whether two words that stand against each other come in another order: what is told of the one may be told of
+    the other.
+    """
+    stored = pair.stored.items
+    kept = [place for _, place in pair.alignment.order if stored[place].key in _OPPOSED]
+    return any(
+        later < earlier and stored[later].key in _OPPOSED[stored[earlier].key]
+        for earlier, later in combinations(kept, 2)
+    )
