@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Final
 
 from policies.guards.alignment import Pair
-from policies.guards.profile import Item
+from policies.guards.closed_words import LANGUAGE_NAMES, POLITE
+from policies.guards.profile import Item, Profile
 from policies.guards.statement_words import stems
 from policies.guards.stemming import ING
 from policies.guards.synonyms import SPELLED
@@ -16,8 +17,15 @@ from policies.guards.word_lists import words
 _OF_WORDS: Final = stems(
     "spell spelling pronounce pronunciation plural singular tense verb noun adjective adverb participle infinitive "
     "gerund conjugate conjugation inflect inflection rhyme synonym antonym homonym etymology syllable anagram "
-    "palindrome hyphenate translate translation word"
+    "palindrome hyphenate translate translation word say character string vowel consonant prefix suffix opposite "
+    "definition define meaning difference differ differentiate distinguish compare comparison versus sentence grammar "
+    "grammatical phrase expression term vocabulary definition rewrite rephrase paraphrase reword proofread punctuation"
 )
+"""What is asked is about words, so that each counts as it is."""
+_LETTER: Final = "w:letter"
+_INTO: Final = words("in into to")
+_OF_SENTENCES: Final = stems("sentence grammar grammatical translate rewrite rephrase paraphrase reword proofread punctuation")
+"""There, even the little words and their forms do."""
 _OWN_PLURALS: Final = words(
     "securities futures interests woods communications shorts jeans briefs tights trunks terms credits arts times "
     "properties peoples persons compliments respects regards heads tails bonds stocks shares wages drafts ashes scales "
@@ -42,7 +50,12 @@ class FormGuard:
         if pair.statement:
             return ""
         stored, new = pair.stored, pair.new
-        of_words = not _OF_WORDS.isdisjoint(stored.keys | new.keys)
+        if stored.quoted != new.quoted:
+            return "quoted"
+        keys = stored.keys | new.keys
+        if not _OF_SENTENCES.isdisjoint(keys) and _without_asking(stored) != _without_asking(new):
+            return "sentence"
+        of_words = not _OF_WORDS.isdisjoint(keys) or _weighs_words(stored)
         term = _asks_for_a_term(pair)
         for at, place in pair.alignment.order:
             before, after = stored.items[place], new.items[at]
@@ -70,6 +83,21 @@ def _other_form(before: Item, after: Item) -> str:
         return "plural"
     # One and many of a kind are the same only where they stand for all of it: a dog, dogs.
     return "number" if before.article == after.article else ""
+
+
+def _without_asking(profile: Profile) -> list[str]:
+    return [word for word in profile.bag if word not in POLITE]
+
+
+def _weighs_words(profile: Profile) -> bool:
+    """Which is longer, buy or sell; is an error the same as a bug; how many letters; what is it in Greek."""
+    if "same" in profile.hard or ("many" in profile.hard and _LETTER in profile.keys):
+        return True
+    chooses = profile.opening == "which"
+    return any(
+        (chooses and "or" in item.links) or (item.key[2:] in LANGUAGE_NAMES and not _INTO.isdisjoint(item.links))
+        for item in profile.items
+    )
 
 
 def _asks_for_a_term(pair: Pair) -> bool:

@@ -35,6 +35,8 @@ class ModalityGuard:
             return "modal"
         if stored.asides != new.asides:
             return "aside"
+        if _auxiliaries(stored) != _auxiliaries(new):
+            return "auxiliary"
         if stored.tense != new.tense:
             return "tense"
         pairs = pair.alignment
@@ -59,6 +61,12 @@ class ModalityGuard:
         if stored.tense.count("past") != new.tense.count("past"):
             return "tense"
         return ""
+
+
+def _auxiliaries(profile: Profile) -> tuple[int, int]:
+    """How often it says be, but for passives, and have."""
+    passives = sum(item.form == "passive" for item in profile.items)
+    return profile.auxiliaries.count("be") - passives, profile.auxiliaries.count("have")
 
 
 def _denies(profile: Profile) -> bool:

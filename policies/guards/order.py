@@ -59,6 +59,8 @@ class _Strict(Comparison):
             return "possessor"
         if any((before.form == "passive") != (after.form == "passive") for before, after in pairs):
             return "voice"
+        if any(_cut_off(before) != _cut_off(after) for before, after in pairs):
+            return "comma"
         return ""
 
     def same_marks(self, before: Item, after: Item) -> bool:
@@ -83,6 +85,11 @@ class _Strict(Comparison):
             or _owns(qs, qn, pn)
             or _owns(pn, ps, qs)
         )
+
+
+def _cut_off(item: Item) -> bool:
+    """Whether a comma makes another phrase of it: "eat, grandma"."""
+    return item.after_comma and not item.opens and not item.links and item.key[0] not in "nd"
 
 
 def _is_ordered(items: list[Item]) -> bool:

@@ -110,6 +110,10 @@ class Profile:
     """past, perfect, as auxiliaries tell."""
     asides: tuple[str, ...] = ()
     """Words that a statement may do without, and a question may not: also, that, there."""
+    auxiliaries: tuple[str, ...] = ()
+    """be, have: what is he like is not what does he like."""
+    quoted: str = ""
+    """What stands behind the first colon: the matter of "translate: ..."."""
     tail: frozenset[str] = _NO_MARKS
     tail_links: tuple[str, ...] = ()
     directions: tuple[str, ...] = ()
@@ -154,7 +158,7 @@ def profile(text: str) -> Profile:
     raw = fold(text).strip()
     exact = spaced_evenly(raw)
     bare = exact.rstrip(" .?!") or exact
-    if bare[-1:].isdigit() and exact[len(bare) : len(bare) + 1] == "!":  # a factorial
+    if (bare[-1:].isdigit() or bare[-2:-1] == " ") and exact[len(bare) : len(bare) + 1] == "!":  # a factorial
         bare += "!"
     end = exact[len(bare) :].strip()
     made = Profile(exact=bare, folded=bare.casefold(), end="?" if "?" in end else end[:1] and ".")
@@ -180,6 +184,13 @@ def _is_english(tokens: list[Token]) -> bool:
     strange = sum(not word.isascii() for word in words)
     other_script = any(ord(letter) > 0x24F for word in words for letter in word if not letter.isascii())
     return not other_script and foreign <= own // 3 and strange * 4 <= len(words) and (own > 0 or len(words) < 3)
+
+
+def _is_noun(token: Token) -> bool:
+    """As far as the word itself tells: "what books" asks which books."""
+    if token.kind != WORD:
+        return False
+    return token.text not in ENGLISH and token.text not in _ARTICLES and not token.text.startswith("@")
 
 
 def _is_letter(token: Token) -> bool:
@@ -211,6 +222,7 @@ class _Reader:
         self.tense: list[str] = []
         self.negations: list[str] = []
         self.asides: list[str] = []
+        self.auxiliaries: list[str] = []
         self.sentence = 0
         self.comma = False
         self.article = self.definite = False
@@ -244,6 +256,8 @@ class _Reader:
             made.acronyms = frozenset("w:" + stem(token.text)[0] for token in words if token.upper)
         made.names = frozenset(item.key for item in items if item.capital)
         made.marks = (*self.marks, *self.hard)
+        made.auxiliaries = tuple(sorted(self.auxiliaries))
+        made.quoted = made.exact.partition(": ")[2].strip()
         made.asides = tuple(sorted(self.asides))
         made.negations, made.tense = tuple(sorted(self.negations)), tuple(sorted(self.tense))
         made.hard = tuple(sorted(mark for mark in made.marks if mark not in NEGATION))
@@ -274,6 +288,8 @@ class _Reader:
                 if token.text == "@how":
                     return "@how"
                 if token.text in QUESTION:
+                    if token.text == "what" and _is_noun(following):
+                        return "which"
                     asks = self.question or following.text in AUXILIARY or following.text in MODAL
                     return QUESTION[token.text] if asks or token.text not in _CLAUSES else ""
                 if token.text in AUXILIARY or (token.text in MODAL and token.text[0] != "@"):
@@ -349,7 +365,7 @@ class _Reader:
         if link or (word in _CLAUSES and not asks):
             self.links.append(link or word)
         elif word in QUESTION and (token.first or word not in SILENT):
-            self.hard.append(QUESTION[word])
+            self.hard.append("which" if token.first and self.made.opening == "which" else QUESTION[word])
         elif word in QUANTIFIER:
             self.hard.append(QUANTIFIER[word])
         elif word[0] == "@":
@@ -384,9 +400,11 @@ class _Reader:
                     self._item(Item("w:have", _NOTHING, STATEMENT.get("have", _NOTHING)))
                 return
             self.aux = "have"
+            self.auxiliaries.append("have")
             self.tense.append("perfect")
         elif word in PRESENT_BE or word in {"was", "were"}:
             self.aux = "be"
+            self.auxiliaries.append("be")
         else:
             self.aux = "do"
 

@@ -35,6 +35,7 @@ harbour harbor
 armour armor
 vapour vapor
 grey gray
+math maths
 tyre tire
 licence license
 defence defense
@@ -87,6 +88,8 @@ quick rapid speedy
 quickly rapidly swiftly speedily
 quickly fast
 quicker faster
+bigger larger
+biggest largest
 happy joyful glad
 sad unhappy
 angry furious

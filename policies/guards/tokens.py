@@ -88,7 +88,9 @@ def tokenize(text: str) -> list[Token]:
     at = 0
     for span in _SPAN.finditer(text):
         _add_chunks(text[at : span.start()], tokens)
-        tokens.append(Token(LITERAL, span.group().strip("`\"'«»„“")))
+        inner = span.group().strip("`\"'«»„“")
+        # A single character in quotes is code: there 'a' is not "a".
+        tokens.append(Token(LITERAL, inner if len(inner) != 1 else span.group()))
         at = span.end()
     _add_chunks(text[at:], tokens)
     return _with_phrases(tokens)
@@ -99,7 +101,8 @@ def _add_chunks(text: str, tokens: list[Token]) -> None:
         core = chunk.lstrip(_OPENING)
         stripped = core.rstrip(_CLOSING)
         tail = core[len(stripped) :]
-        if stripped[-1:].isdigit() and tail[:1] in _AFTER_DIGITS and tail[0] not in chunk[: -len(core)]:
+        counts = stripped[-1:].isdigit() or (len(stripped) == 1 and stripped.isalpha())
+        if counts and tail[:1] in _AFTER_DIGITS and tail[0] not in chunk[: -len(core)]:
             stripped, tail = stripped + tail[0], tail[1:]
         if tail.startswith(")") and stripped.count("(") > stripped.count(")"):
             stripped, tail = stripped + ")", tail[1:]
@@ -111,13 +114,16 @@ def _add_chunks(text: str, tokens: list[Token]) -> None:
             continue
         if chunk[0] in "([{" and len(core) < len(chunk):
             # What is in square brackets, or in curly ones, is code more often than said aside.
-            tokens.append(Token(COMMA, "") if chunk[0] == "(" else Token(LITERAL, chunk[0]))
+            prose = chunk[0] == "(" and not stripped[:1].isdigit()
+            tokens.append(Token(COMMA, "") if prose else Token(LITERAL, chunk[0]))
         if stripped in {"e.g", "i.e"}:
             tokens.append(Token(WORD, "suchlike" if stripped == "e.g" else "namely"))
             continue
         if stripped:
             _add_core(_EMPHASIS.sub(r"\2", stripped), tokens)
-        tokens += [Token(LITERAL, mark) for mark in tail if mark in "]}"]
+        tokens += [
+            Token(LITERAL, mark) for mark in tail if mark in "]}" or (mark == ")" and stripped[-1:].isdigit())
+        ]
         if tail:
             stops = any(mark in tail for mark in ".?!;")
             tokens.append(Token(STOP, "") if stops else Token(COMMA, ""))
@@ -135,7 +141,10 @@ def _add_core(core: str, tokens: list[Token]) -> None:
         else:
             _add_word(core, tokens, first)
     elif core[-1].isalnum() is False and core in {"&", "+", "-"}:
-        tokens.append(Token(WORD, "and") if core == "&" else Token(LITERAL if core == "+" else COMMA, core))
+        subtracts = core == "-" and bool(tokens) and (tokens[-1].kind == NUMBER or len(tokens[-1].text) == 1)
+        tokens.append(
+            Token(WORD, "and") if core == "&" else Token(LITERAL if core == "+" or subtracts else COMMA, core)
+        )
     elif _NUMBER.match(core):
         tokens.append(Token(NUMBER, core))
     elif _HYPHENED.match(core) and not _INNER_CAPITAL.search(core):
