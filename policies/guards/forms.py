@@ -22,7 +22,7 @@ _OF_WORDS: Final = stems(
     "grammatical phrase expression term vocabulary definition rewrite rephrase paraphrase reword proofread punctuation"
 )
 """What is asked is about words, so that each counts as it is."""
-_LETTER: Final = "w:letter"
+_LETTERS: Final = words("w:letter w:letters")
 _INTO: Final = words("in into to")
 _OF_SENTENCES: Final = stems("sentence grammar grammatical translate rewrite rephrase paraphrase reword proofread punctuation")
 """There, even the little words and their forms do."""
@@ -91,7 +91,7 @@ def _without_asking(profile: Profile) -> list[str]:
 
 def _weighs_words(profile: Profile) -> bool:
     """Which is longer, buy or sell; is an error the same as a bug; how many letters; what is it in Greek."""
-    if "same" in profile.hard or ("many" in profile.hard and _LETTER in profile.keys):
+    if "same" in profile.hard or ("many" in profile.hard and not _LETTERS.isdisjoint(profile.keys)):
         return True
     chooses = profile.opening == "which"
     return any(

@@ -188,6 +188,10 @@ def _add_hyphened(core: str, tokens: list[Token]) -> None:
     if all(piece.isdigit() for piece in pieces[::2]):
         tokens.append(Token(LITERAL, core))
         return
+    if pieces[-1].endswith("ing") and "/" not in pieces:
+        # A man-eating shark is no man eating shark.
+        tokens.append(Token(WORD, core.lower(), capital=core[0].isupper(), first=not tokens or tokens[-1].kind == STOP))
+        return
     for piece in pieces:
         if piece == "/":
             tokens.append(Token(WORD, "or"))
