@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from policies.guards.profile import Item, Profile
 from policies.guards.software import SURELY
@@ -39,6 +40,11 @@ class Pair:
         if self._alignment is None:
             self._alignment = align(self.stored, self.new, statement=self.statement)
         return self._alignment
+
+    @property
+    def moved(self) -> bool:
+        """Some words stand in another order."""
+        return any(later < earlier for (_, earlier), (_, later) in pairwise(self.alignment.order))
 
     @property
     def other_words(self) -> bool:

@@ -24,7 +24,9 @@ _OF_WORDS: Final = stems(
 """What is asked is about words, so that each counts as it is."""
 _LETTERS: Final = words("w:letter w:letters")
 _INTO: Final = words("in into to")
-_OF_SENTENCES: Final = stems("sentence grammar grammatical translate rewrite rephrase paraphrase reword proofread punctuation")
+_OF_SENTENCES: Final = stems(
+    "sentence grammar grammatical translate rewrite rephrase paraphrase reword proofread punctuation"
+)
 """There, even the little words and their forms do."""
 _OWN_PLURALS: Final = words(
     "securities futures interests woods communications shorts jeans briefs tights trunks terms credits arts times "

@@ -17,21 +17,19 @@ from policies.guards.loose_content import FEW, constructions
 from policies.guards.loose_words import LIGHT
 from policies.guards.profile import Item
 from policies.guards.stemming import ED, ING
-from policies.guards.word_lists import words
+from policies.guards.word_lists import listed, words
 
 _LINKS: Final = words(
     "of in on at to for with as through and but so then if @by into from when like up out about"
 )  # fmt: skip
 """Prepositions and conjunctions that take each other's place without another direction, time or side."""
 _NEAR: Final = tuple(
-    frozenset(pair)
-    for pair in (
-        ("by", "with"), ("by", "@by"), ("by", "through"), ("by", "from"), ("over", "through"), ("from", "in"),
-        ("when", "during"), ("when", "while"), ("while", "whereas"), ("on", "along"), ("if", "when"), ("per", "for"), ("between", "among"), ("after", "then"),
-        ("in", "within"),
-        ("back",),
+    frozenset(pair.split("/"))
+    for pair in listed(
+        "by/with by/@by by/through by/from over/through from/in when/during when/while while/whereas on/along if/when "
+        "per/for between/among after/then in/within back"
     )
-)  # fmt: skip
+)
 _MARKS: Final = SOFT_MARKS | MODALS | words("usually several some many other each")
 _MAX_LOST: Final = 16
 _MAX_BLOCKS: Final = 24

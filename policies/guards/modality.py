@@ -13,6 +13,7 @@ from policies.guards.word_lists import words
 
 _SOFT: Final = words("@can can may @must must should @should will @how how what which @usedto @purpose @as @you")
 _DENYING: Final = words("not no never none nobody nothing nowhere neither nor cannot hardly")
+_UNCERTAIN: Final = words("will shall would may")
 _NECESSARY: Final = frozenset({"must", "@must"})
 _ADVISED: Final = frozenset({"should", "@should"})
 
@@ -27,40 +28,49 @@ class ModalityGuard:
         stored, new = pair.stored, pair.new
         if (stored.answer and new.answer and stored.answer != new.answer) or _denies(stored) != _denies(new):
             return "answer"
-        if pair.statement:
-            return self._statement(stored, new, loose=pair.loose)
-        if stored.question != new.question or stored.opening != new.opening:
-            return "question"
-        if stored.hard != new.hard and self._modals(stored) != self._modals(new):
+        return _statement(pair) if pair.statement else _question(pair)
+
+
+def _question(pair: Pair) -> str:
+    stored, new = pair.stored, pair.new
+    if stored.question != new.question or stored.opening != new.opening:
+        return "question"
+    if stored.hard != new.hard and _modals(stored) != _modals(new):
+        return "modal"
+    if stored.asides != new.asides:
+        return "aside"
+    if _auxiliaries(stored) != _auxiliaries(new):
+        return "auxiliary"
+    if stored.tense != new.tense:
+        return "tense"
+    pairs = pair.alignment.order
+    return "tense" if any(_other_tense(stored.items[place], new.items[at]) for at, place in pairs) else ""
+
+
+def _modals(profile: Profile) -> list[str]:
+    return [mark for mark in profile.hard if mark not in QUANTIFIER_MARKS]
+
+
+def _statement(pair: Pair) -> str:
+    stored, new = pair.stored, pair.new
+    if stored.keys == new.keys and not pair.moved and _uncertain(stored) != _uncertain(new):
+        # Nothing else differs: "is removed", "will be removed".
+        return "modal"
+    before, after = set(stored.hard), set(new.hard)
+    for group in (_NECESSARY, _ADVISED):
+        counts = [sum(mark in group for mark in profile.hard) for profile in (stored, new)]
+        if counts[0] != counts[1] and not (pair.loose and all(counts)):
             return "modal"
-        if stored.asides != new.asides:
-            return "aside"
-        if _auxiliaries(stored) != _auxiliaries(new):
-            return "auxiliary"
-        if stored.tense != new.tense:
-            return "tense"
-        pairs = pair.alignment
-        if any(_other_tense(stored.items[place], new.items[at]) for at, place in pairs.order):
-            return "tense"
-        return ""
+    lone, fresh = before - after, after - before
+    if (lone ^ fresh) - _SOFT - QUANTIFIER_MARKS - NEGATION:
+        return "question"
+    if stored.tense.count("past") != new.tense.count("past"):
+        return "tense"
+    return ""
 
-    @staticmethod
-    def _modals(profile: Profile) -> list[str]:
-        return [mark for mark in profile.hard if mark not in QUANTIFIER_MARKS]
 
-    @staticmethod
-    def _statement(stored: Profile, new: Profile, *, loose: bool) -> str:
-        before, after = set(stored.hard), set(new.hard)
-        for group in (_NECESSARY, _ADVISED):
-            counts = [sum(mark in group for mark in profile.hard) for profile in (stored, new)]
-            if counts[0] != counts[1] and not (loose and all(counts)):
-                return "modal"
-        lone, fresh = before - after, after - before
-        if (lone ^ fresh) - _SOFT - QUANTIFIER_MARKS - NEGATION:
-            return "question"
-        if stored.tense.count("past") != new.tense.count("past"):
-            return "tense"
-        return ""
+def _uncertain(profile: Profile) -> list[str]:
+    return [mark for mark in profile.hard if mark in _UNCERTAIN]
 
 
 def _auxiliaries(profile: Profile) -> tuple[int, int]:

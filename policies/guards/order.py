@@ -20,7 +20,8 @@ from policies.guards.statement_words import stems
 from policies.guards.word_lists import words
 
 _ADJUNCT = words(
-    "by @by with in on at for from to if when because after before during since until as without while once under through"
+    "by @by with in on at for from to if when because after before during since until as without while once under "
+    "through"
 )
 
 _ORDERED: Final = stems(
@@ -61,6 +62,9 @@ class _Strict(Comparison):
             return "voice"
         if any(_cut_off(before) != _cut_off(after) for before, after in pairs):
             return "comma"
+        if any(before.opens != after.opens for before, after in pairs):
+            # "No. Cats do.", "No cats do."
+            return "sentence"
         return ""
 
     def same_marks(self, before: Item, after: Item) -> bool:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
+from policies.guards.addressed import READER, is_anybody, is_last, is_said_to_reader
 from policies.guards.closed_words import (
     ASSURING,
     AUXILIARY,
@@ -131,24 +132,6 @@ _EDGES = ",.;:!?()"
 _ARTICLES = frozenset({"a", "an", "the"})
 _COMPARING = frozenset({"than", "instead", "before", "after", "unlike", "until"})
 _CLAUSES = frozenset({"when", "where"})
-_YOU: Final = frozenset({"@you"})
-_READER_OR_WRITER: Final = frozenset(
-    "p:" + word for word in listed("i me my mine myself you your yours yourself we us our ours ourselves")
-)
-_OF_ONESELF: Final = frozenset(
-    "w:" + stem(word)[0]
-    for word in listed(
-        "feel know think learn see hear look like love hate work sleep mean decide believe remember understand want "
-        "wish hope fear differ compare function operate behave act react respond reply answer help handle deal process "
-        "store train live exist define rate rank judge view consider expect plan earn vote choose generate produce"
-    )
-)
-"""What one does differs by who is asked: "how do you feel about war"."""
-_SAYING: Final = frozenset(
-    stem(word)[0] for word in listed("say mean spell pronounce translate write use call type rhyme hear answer reply")
-)
-_NAMING: Final = words("word words phrase a an the is was are not no")
-"""What stands behind them is spoken of."""
 _END = Token(STOP, "")
 _STRICT_ORDER = frozenset(stem(word)[0] for word in listed("respectively former latter vice versa"))
 
@@ -241,10 +224,10 @@ class _Reader:
         while at < len(tokens):
             at += self._step(at)
         items = made.items
-        if self._is_anybody():
+        if is_anybody([item.key for item in items]):
             for item in items:
-                item.hard -= _YOU
-            self.marks = [mark for mark in self.marks if mark not in _YOU]
+                item.hard -= READER
+            self.marks = [mark for mark in self.marks if mark not in READER]
         made.tail, made.tail_links = frozenset(self.hard), tuple(self.links)
         made.keys = frozenset(item.key for item in items)
         made.numbers = tuple(sorted(item.key for item in items if item.key[0] in "nd"))
@@ -267,17 +250,6 @@ class _Reader:
             not _COMPARING.isdisjoint(links)
             or not _COMPARING.isdisjoint(made.negations)
             or bool(_STRICT_ORDER & {item.key[2:] for item in items})
-        )
-
-    def _is_anybody(self) -> bool:
-        """Whether "how do you" asks no more of the reader than "how do I" of the writer: what is done to a thing, and
-        neither of them is told of besides.
-        """
-        items = self.made.items
-        return (
-            len(items) > 1
-            and not any(item.key in _READER_OR_WRITER for item in items)
-            and not any(item.key in _OF_ONESELF for item in items)
         )
 
     def _opening(self) -> str:
@@ -321,7 +293,7 @@ class _Reader:
             return taken
         if word in PRONOUN:
             self._item(Item("p:" + word))
-        elif word in SILENT and self._is_last(at) and not _is_letter(token):
+        elif word in SILENT and is_last(self.tokens, at) and not _is_letter(token):
             # "When do I use a", "is that that": spoken of, or a pronoun.
             self._item(Item("w:" + word))
         elif word in _ARTICLES and not _is_letter(token):
@@ -335,27 +307,12 @@ class _Reader:
             self.hard.append(MODAL[word])
             self.aux = ""
             self.auxiliary = True
-        elif word in DISCOURSE and not (word in POLITE and not self._is_polite(at)):
+        elif word in DISCOURSE and not (word in POLITE and not is_said_to_reader(self.tokens, at)):
             if word not in POLITE and not (word in ASSURING and self.made.opening == "yes/no"):
                 self.asides.append(word)
         elif not self._marked(token):
             self._content(token)
         return 1
-
-    def _is_last(self, at: int) -> bool:
-        return at + 1 == len(self.tokens) or self.tokens[at + 1].kind in {STOP, COMMA}
-
-    def _is_polite(self, at: int) -> bool:
-        """Said to whoever answers, "please tell me", rather than spoken of: "how do I say please"."""
-        before = self.tokens[at - 1] if at else _END
-        if before.kind in {STOP, COMMA}:
-            following = self.tokens[at + 1] if at + 1 < len(self.tokens) else _END
-            return following.text not in PREPOSITION and following.text not in CONJUNCTION
-        if before.text == "you":
-            return True
-        return self._is_last(at) and before.kind == WORD and stem(before.text)[0] not in _SAYING and (
-            before.text not in PREPOSITION and before.text not in CONJUNCTION and before.text not in _NAMING
-        )
 
     def _marked(self, token: Token) -> bool:
         """Whether the word only marks what follows; if so, the mark is taken down."""

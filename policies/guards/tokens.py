@@ -121,9 +121,7 @@ def _add_chunks(text: str, tokens: list[Token]) -> None:
             continue
         if stripped:
             _add_core(_EMPHASIS.sub(r"\2", stripped), tokens)
-        tokens += [
-            Token(LITERAL, mark) for mark in tail if mark in "]}" or (mark == ")" and stripped[-1:].isdigit())
-        ]
+        tokens += [Token(LITERAL, mark) for mark in tail if mark in "]}" or (mark == ")" and stripped[-1:].isdigit())]
         if tail:
             stops = any(mark in tail for mark in ".?!;")
             tokens.append(Token(STOP, "") if stops else Token(COMMA, ""))
