@@ -16,6 +16,8 @@ HERE = Path(__file__).resolve().parent
 OWN = HERE / "data/semantic/guard_pairs.jsonl"
 UNSEEN = HERE / "data/semantic/guard_pairs_unseen.jsonl"
 BLIND = HERE / "data/semantic/guard_pairs_blind.jsonl"
+EVERYDAY = HERE / "data/semantic/guard_pairs_everyday.jsonl"
+EVERYDAY_BLIND = HERE / "data/semantic/guard_pairs_everyday_blind.jsonl"
 CHECKLIST = "checklist_qqp_mft_sample100.jsonl"
 GPTCACHE = "gptcache/mock_data.json"
 
@@ -47,6 +49,23 @@ def blind_pairs() -> list[Pair]:
     the rule behind it was changed.
     """
     return _read(BLIND)
+
+
+def everyday_pairs() -> list[Pair]:
+    """Short questions about anything, and short statements about software, for development. Of the 541 that must be
+    refused and were written without knowing the rules 4 were served at first; of 436 that were written against the
+    rules, 213.
+    """
+    return _read(EVERYDAY)
+
+
+def everyday_blind_pairs() -> list[Pair]:
+    """More of these. 540 were drawn at random from what was written in one go with the development set: 2 were served
+    before the rules were changed after that set, and one after. 306 were written later, in two lots, by somebody who
+    knew the rules by then: 8 of 175 and 5 of 131 were served before, one and none after. The rules behind the two were
+    changed too.
+    """
+    return _read(EVERYDAY_BLIND)
 
 
 def _read(path: Path) -> list[Pair]:

@@ -27,6 +27,8 @@ from tests.semantic_pairs import (
     blind_pairs,
     checklist_pairs,
     cross_pairs,
+    everyday_blind_pairs,
+    everyday_pairs,
     gptcache_pairs,
     own_pairs,
     published_folder,
@@ -129,7 +131,7 @@ def test_a_guard_that_fails_refuses() -> None:
     ("stored", "new", "strength"),
     [
         ("Is it  legal?", "Is it legal", SAME_TEXT),
-        ("How do I fix a bike?", "How do I repair a bike?", STRICT),
+        ("Where do I buy a bike?", "Where do I purchase a bike?", STRICT),
         ("The `load` function returns a table.", "The `load` function yields a table.", REWORDED),
         ("You can load a dataset with `f`.", "`f` can be used to load a dataset.", REWORDED),
         (
@@ -316,12 +318,20 @@ def test_no_pair_that_must_be_refused_is_served(published: Path) -> None:
 def test_what_somebody_wrote_who_did_not_know_the_rules() -> None:
     blind = semantic_pairs.tally(blind_pairs())
     assert blind.wrong > 400
-    assert blind.guards["reworded"].wrong == 0
-    assert blind.guards["loose"].wrong <= 1  # a read lock and a write lock, exchanged
+    assert blind.guards["loose"].wrong == 0
+
+
+@pytest.mark.parametrize("pairs", [everyday_pairs(), everyday_blind_pairs()], ids=["development", "blind"])
+def test_short_questions_about_anything(pairs: list[Pair]) -> None:
+    tally = semantic_pairs.tally(pairs)
+    assert tally.wrong > 800
+    assert tally.guards["loose"].wrong == 0
+    assert tally.recall >= 0.2
 
 
 def test_it_does_not_matter_which_was_asked_first(published: Path) -> None:
-    for pair in (*gptcache_pairs(published), *blind_pairs(), *unseen_pairs()):
+    ours = (*blind_pairs(), *unseen_pairs(), *everyday_pairs(), *everyday_blind_pairs())
+    for pair in (*gptcache_pairs(published), *ours):
         one, other = profile(pair.stored), profile(pair.new)
         assert check(one, other) == check(other, one)
 

@@ -31,6 +31,8 @@ from tests.semantic_pairs import (
     blind_pairs,
     checklist_pairs,
     cross_pairs,
+    everyday_blind_pairs,
+    everyday_pairs,
     gptcache_pairs,
     own_pairs,
     published_folder,
@@ -214,6 +216,8 @@ def _sets(folder: Path | None) -> dict[str, list[Pair]]:
         "our own sentences": own_pairs(),
         "our own, second set": unseen_pairs(),
         "our own, blind": blind_pairs(),
+        "everyday": everyday_pairs(),
+        "everyday, blind": everyday_blind_pairs(),
     }
     if folder is not None:
         gptcache = gptcache_pairs(folder)
