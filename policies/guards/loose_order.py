@@ -53,6 +53,8 @@ class LooseOrder(Comparison):
             return "order"
         if self.tails is not None and not (self.same_links(*self.tails) and self.same_marks(*self.tails)):
             return "links"
+        if any(_turned_round(before, after) for before, after in self._items()):
+            return "direction"
         blocks = self._blocks()
         if isinstance(blocks, str):
             return blocks
@@ -161,6 +163,14 @@ class LooseOrder(Comparison):
             return _OWNED.issuperset(before.links + after.links)
         pair = (self.stored[one], self.stored[other])
         return not before.links and not after.links and any(item.ending == ED or item.key[0] == "l" for item in pair)
+
+
+def _turned_round(before: Item, after: Item) -> bool:
+    """Whether one text goes to what the other comes from, wherever that stands."""
+    return any(
+        "from" in one.links and not _TARGETS.isdisjoint(other.links) and "from" not in other.links
+        for one, other in ((before, after), (after, before))
+    )
 
 
 def _neighbours(items: Sequence[Item], places: Sequence[int]) -> list[tuple[int, int]]:
