@@ -52,18 +52,17 @@ def blind_pairs() -> list[Pair]:
 
 
 def everyday_pairs() -> list[Pair]:
-    """Short questions about anything, and short statements about software, for development. Of the 541 that must be
-    refused and were written without knowing the rules 4 were served at first; of 436 that were written against the
-    rules, 213.
+    """Short questions about anything, and short statements about software, for development. Of those that must be
+    refused 423 were written by somebody who did not know the rules, and none was served at first; 118 after a first
+    look at the rules, and 4 were; 436 against the rules, and 213 were.
     """
     return _read(EVERYDAY)
 
 
 def everyday_blind_pairs() -> list[Pair]:
-    """More of these. 540 were drawn at random from what was written in one go with the development set: 2 were served
-    before the rules were changed after that set, and one after. 306 were written later, in two lots, by somebody who
-    knew the rules by then: 8 of 175 and 5 of 131 were served before, one and none after. The rules behind the two were
-    changed too.
+    """The other half, drawn at random, of the first two lots: none of 423 was served at first, and 2 of 117; and two
+    lots written later by somebody who knew the rules: 8 of 175 and 5 of 131 before the rules were changed after the
+    development set, one and none after. The rules behind what was still served were changed too.
     """
     return _read(EVERYDAY_BLIND)
 
