@@ -24,7 +24,8 @@ from gateway.embedding_batcher import NICENESS
 from gateway.embedding_thread import be_nice
 from gateway.semantic_call import BusyError, Similar
 from policies.guards.check import check
-from policies.guards.profile import Profile, profile
+from policies.guards.profile import Profile
+from policies.guards.reading import profile
 from policies.guards.strength import LOOSE
 
 if TYPE_CHECKING:

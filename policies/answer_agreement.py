@@ -12,7 +12,8 @@ import re
 from enum import StrEnum
 from typing import Final
 
-from policies.guards.profile import Profile, profile
+from policies.guards.profile import Profile
+from policies.guards.reading import profile
 from policies.semantic_bounds import Noise
 
 AGREEMENT_NOISE: Final = Noise(false_wrong=0.0, false_correct=0.1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from policies.guards.profile import MAX_CHARACTERS, MAX_WORDS
+from policies.guards.reading import MAX_CHARACTERS, MAX_WORDS
 
 CHAT: Final = "chat"
 MESSAGES: Final = "messages"

@@ -17,7 +17,7 @@ from policies.guards.base import Guard, Verdict
 from policies.guards.check import GUARDS, check, objections
 from policies.guards.contrasts import CONTRASTS
 from policies.guards.numerals import spoken_number, written_number
-from policies.guards.profile import MAX_CHARACTERS, profile
+from policies.guards.reading import MAX_CHARACTERS, profile
 from policies.guards.stemming import stem
 from policies.guards.strength import LOOSE, NAMES, REWORDED, SAME_TEXT, STRICT
 from tests.bench import semantic_pairs

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policies.guards.check import GUARDS, check, objections
-from policies.guards.profile import Profile, profile
+from policies.guards.profile import Profile
+from policies.guards.reading import profile
 from policies.guards.strength import LOOSE, NAMES, SAME_TEXT
 from tests.semantic_mutations import mutate
 from tests.semantic_pairs import (
