@@ -157,22 +157,7 @@ class TieredStore:
         written at the moment is waited for, or taken back when it is done if that takes too long.
         """
         self._check_open()
-        self._writer.forget(key)
-        with self._lock:
-            write = self._writes.get(key)
-            if write is not None:
-                write.removed = True
-                self._lock.wait_for(lambda: self._writes.get(key) is not write, _PATIENCE)
-        was_here = False
-        for tier in reversed(self._tiers):  # what is promoted meanwhile looks back at where it came from
-            mark = self._told.mark()
-            removed = tier.remove(key)
-            if removed is None:
-                self._count(f"not removed: {tier.tier}")
-                continue
-            was_here |= removed
-            self._told.missing(tier.tier, key, mark)
-        return was_here
+        return any(self._remove(key).values())
 
     def expire(self, most: int = 256) -> int:
         """Drop frames whose time is over from tiers that keep times by themselves, at most so many from each; how many
@@ -204,7 +189,8 @@ class TieredStore:
             if time.monotonic() > deadline:
                 complete = False
                 break
-            self.remove(key)
+            removed = self._remove(key)
+            complete = complete and all(removed[tier] is not None for tier in found)
         return Forgot(found, tuple(left), complete)
 
     def lost(self, tier: Tier, key: ChunkKey) -> None:
@@ -246,6 +232,24 @@ class TieredStore:
             tier.close()
 
     # --- frames ----------------------------------------------------------------------------------------------------
+
+    def _remove(self, key: ChunkKey) -> Mapping[Tier, bool | None]:
+        """By tier, whether it was there; None where the tier could not be asked, and may have it still."""
+        self._writer.forget(key)
+        with self._lock:
+            write = self._writes.get(key)
+            if write is not None:
+                write.removed = True
+                self._lock.wait_for(lambda: self._writes.get(key) is not write, _PATIENCE)
+        was_here: dict[Tier, bool | None] = {}
+        for tier in reversed(self._tiers):  # what is promoted meanwhile looks back at where it came from
+            mark = self._told.mark()
+            removed = was_here[tier.tier] = tier.remove(key)
+            if removed is None:
+                self._count(f"not removed: {tier.tier}")
+                continue
+            self._told.missing(tier.tier, key, mark)
+        return was_here
 
     def _read(
         self, tiers: Sequence[GuardedTier], key: ChunkKey, pieces: Sequence[memoryview], expires: float | None

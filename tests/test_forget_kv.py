@@ -174,6 +174,20 @@ def test_what_only_redis_has_of_a_salt_is_forgotten(directory: Path) -> None:
         it.close()
 
 
+def test_what_redis_does_not_let_go_is_not_told_as_gone(directory: Path) -> None:
+    with redis_server() as server:
+        server.do("ACL", "SETUSER", "keeper", "on", ">pw", "~*", "+@all", "-unlink")
+        url = server.url.replace("//", "//keeper:pw@")
+        it = engine(directory, RedisFrames(RedisSettings(url=url, timeout=10.0)))
+        run(it, [ask(0, list(range(5, 65)), salt="acme")])
+        flush(it)
+        n_kept = server.do("DBSIZE")
+        assert n_kept > 0
+        assert forget(it, "acme") == KvForgotten(id="f", found={"redis": n_kept}, complete=False)
+        assert server.do("DBSIZE") == n_kept
+        it.close()
+
+
 def test_an_engine_without_stores_has_nothing_to_forget(directory: Path) -> None:
     it = engine(directory, MemoryStore(1 << 20))
     bare = Engine(it.scheduler, it.runner, Sampler(models.VOCAB))
