@@ -163,7 +163,7 @@ class AdmissionGate:
         if exchange.teaches and exchange.record.service_class == _INTERACTIVE and objective is not None:
             pressure = self._pressures.setdefault(turn.model, SloPressure())
             seconds = now - exchange.record.arrived
-            self.queue.pressure(turn.model, pressure.first_token(seconds, objective, now), now)
+            self.queue.pressure(turn.model, pressure.first_token(seconds, objective, now), now, pressure.ends_at)
         self.freed()
 
     def leave(self, exchange: Exchange) -> None:
@@ -197,7 +197,7 @@ class AdmissionGate:
             now = record.finished_at
             pressure = self._pressures.setdefault(model, SloPressure())
             ratio = (now - record.first_byte_at) / n_tokens / objective
-            self.queue.pressure(model, pressure.per_token(ratio, now), now)
+            self.queue.pressure(model, pressure.per_token(ratio, now), now, pressure.ends_at)
 
     def freed(self) -> None:
         """There may be room somewhere: look at the end of this turn."""
@@ -235,7 +235,7 @@ class AdmissionGate:
         """What is no longer recent does not count, though nothing more is told."""
         for model, pressure in [*self._pressures.items()]:
             if pressure.fades_at < now:
-                self.queue.pressure(model, pressure.at(now), now)
+                self.queue.pressure(model, pressure.at(now), now, pressure.ends_at)
                 if pressure.fades_at == inf:
                     del self._pressures[model]
 

@@ -214,8 +214,9 @@ class AdmissionQueue:
         self._enter(waiting, waiting.rank, waiting.deadline)
         return True
 
-    def pressure(self, model: str, value: float, now: float) -> None:
-        """Recent interactive latency of a model ÷ its objective; see `BatchYield`. Raises ValueError for one below 0.
+    def pressure(self, model: str, value: float, now: float, until: float | None = None) -> None:
+        """Recent interactive latency of a model ÷ its objective, which counts `until` then if nothing more is told; see
+        `BatchYield`. Raises ValueError for one below 0.
 
         Batch work for other models goes on: it takes nothing from these requests.
         """
@@ -224,7 +225,7 @@ class AdmissionQueue:
             if batch_yield is None:
                 settings = self.settings
                 batch_yield = self._yields[model] = self._new_yield(settings.yield_from, settings.yield_all)
-            batch_yield.observe(value, now)
+            batch_yield.observe(value, now, until)
             self._share(model, now)
 
     def waiting_for(self, model: str) -> int:

@@ -14,11 +14,12 @@ class BatchYield:
 
     `pressure` is recent interactive latency ÷ its objective. Up to `start` batch may take everything, from `stop` on
     nothing, and in between in proportion. Hysteresis: to rise, the pressure must be lower by `band` than where the
-    share would be reached falling, and from 0 to 1 takes `recovery_s`. A pressure that nobody confirms for ten seconds
-    counts as 0: without interactive requests there is nothing to measure, and nothing to spare.
+    share would be reached falling, and from 0 to 1 takes `recovery_s`. A pressure that nobody confirms while it counts,
+    ten seconds if nothing else is told, is 0 then: without interactive requests there is nothing to measure, and
+    nothing to spare.
     """
 
-    __slots__ = ("_at", "_band", "_heard", "_recovery_s", "_share", "_start", "_stop", "pressure")
+    __slots__ = ("_at", "_band", "_recovery_s", "_share", "_start", "_stop", "_until", "pressure")
 
     def __init__(self, start: float, stop: float, *, band: float | None = None, recovery_s: float = 5.0) -> None:
         """`band` is 0.1 by default, or half of `start` where that is less. Raises ValueError unless 0 < start < stop,
@@ -28,7 +29,7 @@ class BatchYield:
         self.configure(start, stop, band=band)
         self._share = 1.0
         self._at = -inf
-        self._heard = -inf
+        self._until = -inf
         self.pressure = 0.0
 
     def configure(self, start: float, stop: float, *, band: float | None = None) -> None:
@@ -39,26 +40,28 @@ class BatchYield:
             raise ValueError(f"no way to yield: {start!r} to {stop!r}, band {band!r}, recovery in {recovery_s!r} s")
         self._start, self._stop, self._band = start, stop, band
 
-    def observe(self, pressure: float, now: float) -> None:
-        """The pressure is this from now on. Raises ValueError for one below 0 or that is no number."""
+    def observe(self, pressure: float, now: float, until: float | None = None) -> None:
+        """The pressure is this from now on, and 0 from `until` on. Raises ValueError for one below 0 or that is no
+        number.
+        """
         if not pressure >= 0:
             raise ValueError(f"no pressure: {pressure!r}")
         self.share(now)
         self.pressure = pressure
-        self._heard = now
+        self._until = now + _STALE_S if until is None else until
         self.share(now)
 
     def share(self, now: float) -> float:
         """Of the capacity, in [0, 1]; exactly 0 at `stop` and above."""
         if self._share == 1.0 and self.pressure <= self._start:
             return 1.0
-        stale = now - self._heard >= _STALE_S
+        stale = now >= self._until
         pressure = 0.0 if stale else self.pressure
         falling, rising = self._target(pressure), self._target(pressure + self._band)
         if falling < self._share:
             self._share = falling
         elif rising > self._share:
-            since = max(self._at, self._heard + _STALE_S) if stale else self._at
+            since = max(self._at, self._until) if stale else self._at
             self._share = min(rising, self._share + max(now - since, 0.0) / self._recovery_s)
         self._at = max(now, self._at)
         return self._share

@@ -28,6 +28,11 @@ class SloPressure:
         """From when on it may be lower though nothing more is told; infinite where nothing was."""
         return min(self._to_first.fades_at, self._per_token.fades_at)
 
+    @property
+    def ends_at(self) -> float:
+        """From when on it is 0 unless more is told."""
+        return max(self._to_first.ends_at, self._per_token.ends_at)
+
     def first_token(self, seconds: float, objective: float, now: float) -> float:
         """One request's time to first token, and what it should have been at most; the pressure now."""
         self._to_first.observe(seconds / objective, now, objective)
@@ -54,6 +59,11 @@ class LatencyPressure:
         """None: to be found anew."""
         self.fades_at = inf
         """When the next one does not count any longer; infinite where there is none."""
+
+    @property
+    def ends_at(self) -> float:
+        """When none counts any longer."""
+        return max((until for until, _ in self._recent), default=-inf)
 
     def observe(self, ratio: float, now: float, objective: float = 0.0) -> float:
         """One more request's, at least 0; what the pressure is now. It counts for ten seconds, or for as long as three

@@ -272,6 +272,22 @@ async def test_only_what_streams_tells_how_long_a_first_token_took() -> None:
         assert it.gate.pressure > 0.0
 
 
+async def test_batch_yields_for_as_long_as_pressure_counts() -> None:
+    who = tenants("acme, priority: interactive, slo: {ttft: 60s}", "crew, priority: batch")
+    async with setting(who=who) as it, client_of(it.gateway) as client:
+        client.write(post(json.dumps({**CHAT, "stream": True}).encode(), bearer("acme")))
+        await eventually(lambda: len(it.slow.texts) == 1)
+        (exchange,) = it.pipeline.live
+        exchange.record.arrived -= 60.0
+        waiting = await it.waiting("crew", "batch", 1)
+        it.slow.may.release()
+        assert (await client.response()).status == 200
+        now = asyncio.get_running_loop().time()
+        assert it.gate.queue.next(now + 120.0, lambda _: 1) is None, "minutes were promised"
+        assert it.gate.queue.next(now + 200.0, lambda _: 1) is not None
+        waiting.cancel()
+
+
 async def test_slow_tokens_of_interactive_requests_are_pressure_too() -> None:
     chunk = b'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}\n\n'
     end = b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}\n\ndata: [DONE]\n\n'

@@ -103,7 +103,9 @@ def test_where_long_waits_are_promised_what_was_told_counts_for_longer() -> None
     assert pressure.first_token(0.2, 2.0, 120.0) == 0.8
     assert pressure.fades_at == 130.0, "in the order in which they fade, not in which they came"
     assert pressure.at(144.9) == 0.8
+    assert pressure.ends_at == 145.0
     assert pressure.at(145.1) == 0.0
+    assert pressure.ends_at == -inf
 
 
 def test_pressure_fades_though_nothing_is_told() -> None:

@@ -67,6 +67,13 @@ def test_what_nobody_confirms_is_forgotten() -> None:
     assert controller.share(15.0) == 1.0
 
 
+def test_what_counts_for_longer_is_yielded_to_for_longer() -> None:
+    controller = BatchYield(0.6, 0.9, recovery_s=5.0)
+    controller.observe(1.0, 0.0, until=100.0)
+    assert controller.share(100.0) == 0.0
+    assert controller.share(102.5) == pytest.approx(0.5)
+
+
 def test_it_may_begin_to_yield_at_however_low_a_pressure() -> None:
     controller = BatchYield(0.02, 0.04)
     controller.observe(0.03, 0.0)

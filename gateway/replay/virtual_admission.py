@@ -117,7 +117,7 @@ class Admission:
     def dispatch(self, now: float) -> list[int]:
         """Send what there is room for; returns the requests that were given up."""
         if self._pressure.fades_at < now:
-            self.queue.pressure(_MODEL, self._pressure.at(now), now)
+            self.queue.pressure(_MODEL, self._pressure.at(now), now, self._pressure.ends_at)
         while len(self.queue):
             self._engines.scrape(now)
             free, among = self._forecast.rooms([*self._engines.workers.values()], now)
@@ -157,7 +157,7 @@ class Admission:
         self._by_index[index].cached = cached
         bound, seconds = self._slos(index).ttft, self._records[index].ttft
         if bound is not None and seconds is not None:
-            self.queue.pressure(_MODEL, self._pressure.first_token(seconds, bound, at), at)
+            self.queue.pressure(_MODEL, self._pressure.first_token(seconds, bound, at), at, self._pressure.ends_at)
 
     def ended(self, index: int, at: float) -> None:
         """Its last token came."""
@@ -166,7 +166,7 @@ class Admission:
         self.queue.finished(request.ticket, float(self._arrivals[index].input_tokens - request.cached))
         bound, seconds = self._slos(index).tpot, self._records[index].tpot
         if bound is not None and seconds is not None:
-            self.queue.pressure(_MODEL, self._pressure.per_token(seconds / bound, at), at)
+            self.queue.pressure(_MODEL, self._pressure.per_token(seconds / bound, at), at, self._pressure.ends_at)
 
     # -- parts
 
