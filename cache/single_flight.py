@@ -73,6 +73,11 @@ class SingleFlight(Generic[K, W]):
         self._n_waiting += 1
         return Role.WAITER
 
+    def leader(self, key: K) -> W | None:
+        """Who has the call."""
+        flight = self._flights.get(key)
+        return None if flight is None else next(iter(flight))
+
     def leads(self, key: K, who: W) -> bool:
         """Is it the leader?"""
         flight = self._flights.get(key)

@@ -1,12 +1,13 @@
 """Identical requests at the same time: one of them makes the call, and its answer is for all.
 
 A stream goes on to all who want the same stream as it comes; everybody else waits for its end. A call goes on when its
-own client leaves, as long as anybody waits for it, and stops with the last of them.
+own client leaves, as long as anybody waits for it, and stops with the last of them. It comes as fast as the fastest of
+its clients reads; who falls too far behind that one is cut off.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from backends.errors import UpstreamFault
 from cache.response_key import ResponseKey
@@ -17,6 +18,9 @@ from gateway.cached_call import CachedCall, Result, tell
 
 if TYPE_CHECKING:
     from gateway.exchange import Exchange
+
+_LEAST_BEHIND: Final = 1 << 20
+"""Bytes that a client may have to read that the fastest one has read, if the cache would not keep longer answers."""
 
 
 class AnswerFlights:
@@ -35,6 +39,8 @@ class AnswerFlights:
         """Does another make the call? If not, this one does, and may lead others who come."""
         role = self.table.join(cached.key, exchange)
         self._note(cached, role)
+        if role is Role.WAITER:
+            self.set_pace(cached.key)
         return role is Role.WAITER
 
     def leads(self, exchange: Exchange, cached: CachedCall) -> bool:
@@ -67,12 +73,33 @@ class AnswerFlights:
             self._begin(exchange, b"".join(leader.parts))
 
     def pass_on(self, leader: CachedCall, data: bytes) -> None:
-        """More of a leader's stream has come."""
-        for exchange in list(leader.followers):
+        """More of a leader's answer has come, for which others wait."""
+        followers = list(leader.followers) if leader.streams else []
+        for exchange in followers:
             if exchange.streaming:
                 exchange.response_data(data)
             else:
                 self._begin(exchange, data)
+        for one in (self.table.leader(leader.key), *followers):
+            if one is not None:
+                one.client.keep_up(max(leader.caching.settings.max_entry, _LEAST_BEHIND))
+        self.set_pace(leader.key)
+
+    def set_pace(self, key: ResponseKey) -> None:
+        """Read no more of an answer while nobody can take more of it: none of those who get it as it comes, nor any who
+        wait for the whole.
+        """
+        leader, call = self.table.leader(key), self._leaders.get(key)
+        if leader is None or call is None or leader.upstream is None:
+            return
+        readers = [one for one in call.followers if one.streaming]
+        others = self.table.line(key) - len(readers)
+        if not isinstance(leader.client, BackgroundClient):
+            readers.append(leader)
+        if readers and all(one.client.paused for one in readers) and not (others and call.parts):
+            leader.upstream.pause()
+        else:
+            leader.upstream.resume()
 
     @staticmethod
     def _begin(exchange: Exchange, data: bytes) -> None:
@@ -116,6 +143,7 @@ class AnswerFlights:
         leader = self._leaders.get(cached.key)
         if leader is not None and exchange in leader.followers:
             leader.followers.remove(exchange)
+        self.set_pace(cached.key)
         orphan = self._orphans.get(cached.key)
         if orphan is not None and not self.table.line(cached.key):
             del self._orphans[cached.key]

@@ -69,6 +69,9 @@ class BackgroundClient:
             self._deadline = _NEVER
             exchange.stalled()
 
+    def keep_up(self, _: int) -> None:
+        """It does."""
+
     def drop_body(self) -> None:
         """Its body counts with nobody: there are few such requests at a time."""
 

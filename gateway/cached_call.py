@@ -85,6 +85,15 @@ class CachedCall:
     meaning: Meaning | None = None
     """Where it may be answered by meaning, or teach something."""
 
+    @property
+    def shares(self) -> bool:
+        """Is the answer, as it comes, for others too?"""
+        return self.follows or (self.leads and self.caching.flights.table.line(self.key) > 0)
+
+    def set_pace(self) -> None:
+        """Some of those who share an answer read more slowly than before, or faster."""
+        self.caching.flights.set_pace(self.key)
+
     def record(self, data: bytes) -> None:
         """More of the answer's body."""
         parts = self.parts
@@ -94,7 +103,7 @@ class CachedCall:
                 self.parts = None
             else:
                 parts.append(data)
-        if self.followers and self.streams:
+        if self.shares:
             self.caching.flights.pass_on(self, data)
 
     def recorded(self) -> bytes | None:

@@ -350,6 +350,11 @@ class ClientConnection(asyncio.Protocol):
             return self.peer
         return self.server.forwarding.client_address(self.peer, head)
 
+    def keep_up(self, most: int) -> None:
+        """Leave a client behind that has more than so many bytes to read: others do not wait for it."""
+        if self.paused and self.transport.get_write_buffer_size() > most:
+            self.transport.abort()
+
     def watch(self, timeout: float) -> None:
         """The worker must make progress at least every `timeout` seconds from now on."""
         self._timeout = timeout

@@ -207,12 +207,16 @@ class Exchange:
 
     def pause(self) -> None:
         """The client reads more slowly than the worker writes."""
-        if self.upstream is not None:
+        if self.caching is not None and self.caching.shares:
+            self.caching.set_pace()
+        elif self.upstream is not None:
             self.upstream.pause()
 
     def resume(self) -> None:
         """The client has caught up."""
-        if self.upstream is not None:
+        if self.caching is not None and self.caching.shares:
+            self.caching.set_pace()
+        elif self.upstream is not None:
             self.upstream.resume()
 
     # -- ResponseSink: the worker's side
@@ -221,7 +225,7 @@ class Exchange:
         """See `ResponseSink`."""
         self.upstream = connection
         if self.client.paused:
-            connection.pause()  # an earlier answer still waits to be read
+            self.pause()  # an earlier answer still waits to be read
 
     def response_head(self, head: ResponseHead, length: int | None, body: bytes) -> None:
         """Make the head ready, with the fields that belong to this hop; it goes out with the first byte behind it."""

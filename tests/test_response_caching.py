@@ -6,9 +6,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,12 @@ import openai
 import pytest
 
 from tests.answer_fixtures import MESSAGE
-from tests.caching_fixtures import ASKED, setting, whole
-from tests.data_plane_fixtures import ask, post
+from tests.caching_fixtures import ASKED, Counted, Setting, chunks, setting, whole
+from tests.data_plane_fixtures import RawWorker, Turn, ask, client_of, inside, plane, post
 from tests.gateway_fixtures import eventually
 from tests.tenant_fixtures import KEYS, tenants
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n%b"
 
 
 async def test_what_was_asked_before_is_answered_without_a_worker() -> None:
@@ -321,6 +323,52 @@ async def test_who_follows_a_stream_that_breaks_off_is_told_so() -> None:
         await eventually(lambda: not it.pipeline.live)
         it.worker.halves = it.worker.breaks = False
         assert await it.stream() == ("Answer 2.", "miss")
+        it.check_left()
+
+
+@asynccontextmanager
+async def long_stream() -> AsyncIterator[tuple[Setting, asyncio.Event, int]]:
+    """A gateway, what lets its worker go on behind the first event of a stream, and the bytes of all its events."""
+    text = chunks(" ".join(["x" * 1_000] * 3_000))
+    may, middle = asyncio.Event(), text.index(b"\n\n") + 2
+
+    async def stream(turn: Turn) -> None:
+        turn.write(HEAD % (len(text), text[:middle]))
+        await may.wait()
+        for at in range(middle, len(text), 50_000):
+            turn.write(text[at : at + 50_000])
+            await turn.writer.drain()
+
+    extra = "response_cache: {mode: on, max_entry: 256KiB}\n"
+    async with (
+        RawWorker(stream).running() as worker,
+        inside(plane([worker.url], limits="buffer_bytes: 16KiB", extra=extra)) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Setting(gateway, Counted(), client), may, len(text)
+
+
+@pytest.mark.parametrize("dawdles", [0, 1])
+async def test_who_does_not_read_a_stream_holds_up_nobody_who_shares_it(dawdles: int) -> None:
+    body = json.dumps({**ASKED, "stream": True}).encode()
+    async with (
+        long_stream() as (it, may, n_bytes),
+        client_of(it.gateway, rcvbuf=4_096) as idle,
+        client_of(it.gateway) as reads,
+    ):
+        for client in [reads, idle] if dawdles else [idle, reads]:
+            client.write(post(body))
+            await eventually(lambda: any(each.exchange for each in it.gateway.server.connections))
+        await eventually(lambda: it.caching.flights.table.waiting == 1)
+        idle.writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads too
+        may.set()
+        assert len((await reads.response()).body) == n_bytes
+        held = [each.transport.get_write_buffer_size() for each in it.gateway.server.connections]
+        assert max(held) < 3 << 19, "for who does not read"
+        idle.writer.transport.resume_reading()  # type: ignore[attr-defined]  # it reads too
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await idle.response()
+        await eventually(lambda: not it.pipeline.live)
         it.check_left()
 
 
