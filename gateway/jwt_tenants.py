@@ -57,7 +57,7 @@ class JwtVerifier:
             keys = self._jwt.PyJWKSet(
                 [entry for entry in entries if type(entry) is not dict or entry.get("use", "sig") == "sig"]
             ).keys
-        except (self._jwt.PyJWTError, orjson.JSONDecodeError) as error:
+        except (self._jwt.PyJWTError, orjson.JSONDecodeError, TypeError) as error:  # a list for a name, for example
             raise ValueError(f"no JWK set: {error}") from None
         usable = [key for key in keys if key.algorithm_name in self.settings.algorithms]
         if not usable:

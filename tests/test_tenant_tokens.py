@@ -152,6 +152,7 @@ def test_an_unknown_key_is_asked_for_but_not_each_time() -> None:
         b"{}",
         b'{"keys": []}',
         b'{"keys": [1]}',
+        b'{"keys": [{"kty": "RSA", "alg": ["RS256"], "n": "AQAB", "e": "AQAB"}]}',
         b'{"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "one"}]}',
         json.dumps({"keys": [{"kty": "RSA"}] * 101}).encode(),
     ],
