@@ -34,7 +34,13 @@ _RETRY: Final = b"\r\nretry-after: 1"
 class JwtVerifier:
     """Checks the tokens of one issuer. Its keys come in by `take_up`; until then no token can be checked."""
 
-    def __init__(self, settings: JwtIssuer, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        settings: JwtIssuer,
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Raises ImportError where the library is not installed."""
         import jwt  # noqa: PLC0415 - an extra: it is needed only where an issuer is configured
 
@@ -43,6 +49,7 @@ class JwtVerifier:
         """Called when a token names a key that is not known: the issuer may have a new one."""
         self._jwt = jwt
         self._wall = wall
+        self._clock = clock
         self._keys: dict[str | None, jwt.PyJWK] | None = None
         self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
         self._asked = float("-inf")
@@ -111,7 +118,7 @@ class JwtVerifier:
 
     def _want(self) -> None:
         """Ask for newer keys, but not for every token that comes along."""
-        now = self._wall()
+        now = self._clock()
         if now - self._asked >= _ASK_AGAIN_S:
             self._asked = now
             self.wanted()

@@ -133,7 +133,7 @@ def test_what_was_good_is_remembered_until_it_expires_or_its_key_goes() -> None:
 
 def test_an_unknown_key_is_asked_for_but_not_each_time() -> None:
     now, asked = 100.0, []
-    made = JwtVerifier(JwtIssuer(issuer=ISSUER, audience=AUDIENCE), wall=lambda: now)
+    made = JwtVerifier(JwtIssuer(issuer=ISSUER, audience=AUDIENCE), clock=lambda: now)
     made.wanted = lambda: asked.append(now)
     made.take_up(jwks(one=RSA))
     for number in range(50):
