@@ -54,6 +54,8 @@ class AnswerCaches:
         self.responses: KeptResponses | None = None
         self.semantic: SemanticCaching | None = None
         self._config = config
+        self._opened_for: dict[str, Config] = {}
+        """By section, the configuration that the stores are of."""
         self._pipeline = pipeline
         self._background = background
         self._loop = asyncio.get_running_loop()
@@ -67,8 +69,11 @@ class AnswerCaches:
 
     def keep(self, opened: Opened, config: Config) -> None:
         """Have it from now on; `configure` puts it to use."""
-        self.responses = self.responses or opened.responses
+        if opened.responses is not None:
+            self.responses = opened.responses
+            self._opened_for["response_cache"] = config
         if opened.semantic is not None:
+            self._opened_for["semantic_cache"] = config
             semantic = self.semantic = semantic_assembly.semantic_caching(config, opened.semantic)
             saving = semantic.keep_saving(lambda: semantic_assembly.save_interval(self._config))
             self._background.start(saving, "the semantic cache's evidence")
@@ -94,6 +99,15 @@ class AnswerCaches:
             semantic_assembly.configure(semantic, config)
         if pipeline.responses is not None:
             pipeline.responses.semantic = semantic if semantic_assembly.is_wanted(config) else None
+
+    def out_of_date(self, config: Config) -> list[str]:
+        """Settings of this configuration that only a restart takes up: those of stores that are open already."""
+        return [
+            f"{section}.{name}"
+            for section, part in (("response_cache", response_assembly), ("semantic_cache", semantic_assembly))
+            if (opened := self._opened_for.get(section)) is not None and part.is_wanted(config)
+            for name in part.out_of_date(opened, config)
+        ]
 
     def semantic_in_force(self) -> SemanticCaching | None:
         """None where nothing is served by meaning, nor found out what would be."""

@@ -209,7 +209,7 @@ class Program:
             await self.loop.run_in_executor(None, opened.close)
             raise
         self.answers.keep(opened, config)
-        restart = needs_restart(self.config, config)
+        restart = sorted([*needs_restart(self.config, config), *self.answers.out_of_date(config)])
         self._put_in_force(config, tokenizers, specs, spans)
         self.pipeline.tenancy = tenancy
         self.followers.configure(config)

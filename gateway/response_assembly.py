@@ -19,6 +19,8 @@ from gateway.routes import Kind
 from policies.response_freshness import FreshnessRules
 
 _SECTION = "response_cache"
+_STORES = ("memory", "disk", "redis", "encryption_key", "tenant_share", "max_entry")
+"""Settings that stay as they were opened."""
 _THREADS = 4
 """That ask disk and Redis."""
 
@@ -46,6 +48,16 @@ def _tenants(config: Config) -> list[TenantResponses]:
     return [tenant.cache.responses for tenant in members] + [
         model.cache.responses for tenant in members for model in tenant.per_model
     ]
+
+
+def out_of_date(opened: Config, config: Config) -> list[str]:
+    """Settings of stores that were opened for another configuration than this one."""
+    names = [name for name in _STORES if getattr(opened.response_cache, name) != getattr(config.response_cache, name)]
+    if "tenant_share" not in names and bool(opened.tenants.members) != bool(config.tenants.members):
+        names.append("tenant_share")
+    if opened.response_cache.redis is not None and _longest(config) > _longest(opened):
+        names.append("ttl")  # Redis drops what nobody was to use any more
+    return names
 
 
 def open_responses(config: Config) -> KeptResponses | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gateway.similar_questions import SimilarQuestions
 
 _SECTION = "semantic_cache"
-STORES = ("embedding", "entries", "memory", "path")
+_STORES = ("embedding", "entries", "memory", "path")
 """Settings that stay as they were opened."""
 _MISSING = "needs libraries that are not installed: pip install 'prefixgate[semantic]'"
 _VECTORS = "questions"
@@ -59,6 +59,15 @@ def is_wanted(config: Config) -> bool:
     modes = [tenant.cache.semantic.mode for tenant in members]
     modes += [model.cache.semantic.mode for tenant in members for model in tenant.per_model]
     return any(mode not in {None, "off"} for mode in (config.semantic_cache.mode, *modes))
+
+
+def out_of_date(opened: Config, config: Config) -> list[str]:
+    """Settings of stores that were opened for another configuration than this one."""
+    before, after = opened.semantic_cache, config.semantic_cache
+    names = [name for name in _STORES if getattr(before, name) != getattr(after, name)]
+    if "entries" not in names and bool(opened.tenants.members) != bool(config.tenants.members):
+        names.append("entries")  # of which a tenant has a share
+    return names
 
 
 def open_semantic(config: Config, environment: Mapping[str, str] = os.environ) -> OpenedSemantic | None:

@@ -26,6 +26,7 @@ from policies.types import BlockHash, WorkerId
 from tests.gateway_fixtures import eventually
 from tests.ports import free_port
 from tests.reload_fixtures import CHAT, TOKEN, Running, entry, from_file, lines
+from tests.tenant_fixtures import SALT_KEY, digest
 from tests.test_telemetry import collecting
 from tests.tls_fixtures import Authority
 
@@ -209,6 +210,22 @@ async def test_what_needs_a_restart_is_said_and_the_rest_is_taken_up(gateway: Ru
     assert gateway.program._executor._max_workers == 2
     assert logging.getLogger().level == logging.WARNING
     await gateway.chat()
+
+
+async def test_what_open_stores_are_not_of_is_said(gateway: Running) -> None:
+    await gateway.change(response_cache="{mode: on, redis: {url: 'redis://127.0.0.1:1/0'}}")
+    await gateway.change(response_cache="{mode: off}")
+    assert gateway.said("only a restart") == 0
+    await gateway.change(response_cache="{mode: on, ttl: 2h, memory: 2MiB}")
+    told = "only a restart takes up response_cache.memory, response_cache.redis, response_cache.ttl"
+    await eventually(lambda: gateway.said(told) == 1)
+    assert gateway.program.answers.responses is not None
+    assert gateway.program.answers.responses.cache.memory_stats().capacity >= 128 << 20
+    await gateway.change(
+        response_cache="{mode: on, redis: {url: 'redis://127.0.0.1:1/0'}}",
+        tenants=f"{{salt_key: '{SALT_KEY}', members: [{{name: acme, keys: ['{digest('acme')}']}}]}}",
+    )
+    await eventually(lambda: gateway.said("only a restart takes up response_cache.tenant_share") == 1)
 
 
 async def test_the_index_takes_up_its_bound(gateway: Running) -> None:
