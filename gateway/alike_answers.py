@@ -46,7 +46,6 @@ class AlikeAnswers(ABC):
     flights: AnswerFlights
     semantic: SemanticCaching | None
     """None where nothing is served by meaning."""
-    _loop: asyncio.AbstractEventLoop
     _proceed: Callable[[Exchange], None]
     _attempt: Callable[[Exchange, Callable[[Exchange], None]], None]
 
@@ -162,15 +161,15 @@ class AlikeAnswers(ABC):
         return False
 
     async def stored(self, key: ResponseKey, rules: FreshnessRules) -> Found | None:
-        """What is kept under a key, in whatever store, and fresh."""
+        """What is kept under a key, in whatever store, and fresh. Raises BusyError."""
         found = self.cache.lookup(key, rules)
         if found is None and self.cache.has_slower:
             found = await self.in_executor(partial(self.cache.lookup_slower, key, rules))
         return found if found is not None and found.freshness is Freshness.FRESH else None
 
+    @abstractmethod
     async def in_executor(self, work: Callable[[], T]) -> T:
-        """What takes a thread."""
-        return await self._loop.run_in_executor(self.executor, work)
+        """What takes a thread. Raises BusyError where too much waits for one."""
 
 
 def result_of(done: asyncio.Future[T]) -> T | None:

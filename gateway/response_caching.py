@@ -34,6 +34,7 @@ from gateway.header_finder import header_finder, list_finder
 from gateway.request_keys import Keyed, keyed
 from gateway.request_record import Outcome
 from gateway.routes import Kind
+from gateway.semantic_call import BusyError
 from policies.response_freshness import (
     NOTHING_SAID,
     CacheDirectives,
@@ -256,17 +257,38 @@ class ResponseCaching(AlikeAnswers):
 
     def _work(self, work: Callable[[], T], then: Callable[[T | None], None]) -> asyncio.Future[T] | None:
         """Have a thread do it, `then` go on with what comes of it, None where it failed. None: too much waits there."""
+        working = self._begun(work)
+        if working is not None:
+            working.add_done_callback(lambda worked: then(result_of(worked)))
+        return working
+
+    def _begun(self, work: Callable[[], T]) -> asyncio.Future[T] | None:
+        """What comes of it in a thread; whoever cancels that gives it up. None: too much waits there."""
         if self._in_threads >= _MOST_IN_THREADS:
             return None
         self._in_threads += 1
+        line = [work]
 
-        def done(worked: asyncio.Future[T]) -> None:
-            self._in_threads -= 1
-            then(result_of(worked))
+        def turn() -> T:
+            return line.pop()()
 
-        working = self._loop.run_in_executor(self.executor, work)
-        working.add_done_callback(done)
-        return working
+        working = self._loop.run_in_executor(self.executor, turn)
+        working.add_done_callback(self._left)
+        # A place in the executor's line is only given back by a thread: while a disk hangs, what is cancelled there
+        # would pile up. So it keeps its place, and nothing of what it was about.
+        given_up = asyncio.shield(working)
+        given_up.add_done_callback(lambda _: line.clear())
+        return given_up
+
+    def _left(self, _: asyncio.Future[T]) -> None:
+        self._in_threads -= 1
+
+    async def in_executor(self, work: Callable[[], T]) -> T:
+        """See `AlikeAnswers`."""
+        working = self._begun(work)
+        if working is None:
+            raise BusyError
+        return await working
 
     def _found(self, exchange: Exchange, cached: CachedCall, found: Found | None) -> None:
         """What the slower stores have; None where there is nothing, or it took too long."""

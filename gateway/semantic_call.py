@@ -29,7 +29,7 @@ _max_error: Final = header_finder(_MAX_ERROR)
 
 
 class BusyError(Exception):
-    """Too much waits for the thread that searches."""
+    """Too much waits for the threads that search."""
 
 
 class Learner(NamedTuple):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, Future
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -227,6 +228,33 @@ async def test_a_long_request_whose_key_is_not_known_is_told_so() -> None:
         with pytest.raises(openai.InternalServerError, match="no stored answer"):
             await it.ask(messages=messages, headers={"Cache-Control": "only-if-cached"})
         assert it.worker.calls == 1
+        it.check_left()
+
+
+@contextmanager
+def closing_of(hangs: threading.Event) -> Iterator[None]:
+    """Whatever becomes of the test, the thread ends."""
+    try:
+        yield
+    finally:
+        hangs.set()
+
+
+async def test_while_a_disk_hangs_nothing_piles_up_before_the_threads() -> None:
+    hangs = threading.Event()
+    async with setting() as it:
+        with ThreadPoolExecutor(1) as thread, closing_of(hangs):
+            it.caching.executor = thread
+            for _ in range(400):
+                looks = asyncio.create_task(it.caching.in_executor(hangs.wait))
+                await asyncio.sleep(0)
+                looks.cancel()
+            assert thread._work_queue.qsize() < 256
+            messages = [{"role": "user", "content": "Long. " * 60_000}]
+            assert (await it.ask(messages=messages))[1] == "bypass"
+            hangs.set()
+            await eventually(lambda: it.caching._in_threads == 0)
+            assert (await it.ask(messages=messages))[1] == "miss"
         it.check_left()
 
 
