@@ -113,14 +113,16 @@ class AnswerFlights:
         begin_stream(exchange)
         exchange.response_data(data)
 
-    def end_streams(self, leader: CachedCall) -> None:
-        """A leader's stream is over, well or not: for those who got its beginning it ends as it did."""
+    def end_streams(self, leader: CachedCall, *, whole: bool) -> None:
+        """A leader's stream is over, well or not: for those who got its beginning it ends as it did. `whole`: as far as
+        that is known, where it could not be watched.
+        """
         followers, leader.followers = leader.followers, []
         for exchange in followers:
             if exchange.finished or not exchange.streaming:
                 continue
             exchange.caching = None
-            if exchange.watch is not None and exchange.watch.complete:
+            if whole and exchange.watch is not None and exchange.watch.complete:
                 self.coalesced += 1
                 exchange.response_end()
             else:

@@ -398,8 +398,8 @@ class ResponseCaching(AlikeAnswers):
                 if self.semantic is not None:
                     self.semantic.let_go(cached)
             return
-        self.flights.end_streams(cached)
         record, recorded = exchange.record, cached.recorded()
+        self.flights.end_streams(cached, whole=record.outcome in (Outcome.OK, Outcome.WORKER_ERROR))
         cached.parts = None  # nobody follows any more
         if recorded is None or record.outcome is not Outcome.OK or record.status != _OK or exchange.cut_short:
             self._settle(exchange, cached, None)

@@ -16,6 +16,7 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.pipeline import RequestPipeline
 from tests.answer_fixtures import MESSAGE
 from tests.caching_fixtures import ASKED, Counted, Setting, chunks, setting, whole
 from tests.data_plane_fixtures import RawWorker, Turn, ask, client_of, inside, plane, post
@@ -398,6 +399,32 @@ async def test_who_does_not_read_a_stream_holds_up_nobody_who_shares_it(dawdles:
             await idle.response()
         await eventually(lambda: not it.pipeline.live)
         it.check_left()
+
+
+async def test_an_event_too_long_to_be_watched_that_breaks_off_is_whole_for_nobody() -> None:
+    body, may = json.dumps({**ASKED, "stream": True}).encode(), asyncio.Event()
+
+    async def breaks(turn: Turn) -> None:
+        turn.write(HEAD % (4 << 20, b'data: {"choices": []}\n\n'))
+        await may.wait()
+        turn.write(b'data: {"choices": [{"delta": {"content": "' + b"x" * (3 << 19))
+        await turn.close()
+
+    async with (
+        RawWorker(breaks).running() as worker,
+        inside(plane([worker.url], extra="response_cache: {mode: on}\n")) as gateway,
+        client_of(gateway) as first,
+        client_of(gateway) as second,
+    ):
+        for client in (first, second):
+            client.write(post(body))
+            await eventually(lambda: worker.requests)
+        pipeline = gateway.server.pipeline
+        assert isinstance(pipeline, RequestPipeline)
+        await eventually(lambda: pipeline.responses and pipeline.responses.flights.table.waiting == 1)
+        may.set()
+        told = await asyncio.gather(first.response(), second.response(), return_exceptions=True)
+        assert all(isinstance(each, (ConnectionError, asyncio.IncompleteReadError)) for each in told)
 
 
 async def test_who_asked_first_leaves_in_the_middle_of_its_stream() -> None:
