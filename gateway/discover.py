@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import MutableMapping
+from typing import TypeAlias
 
 from backends.address import bracketed
 from backends.discovery.base import Found
@@ -15,8 +17,21 @@ from gateway.config import DnsDiscovery as DnsSettings
 log = logging.getLogger(__name__)
 
 
-async def follow_discovery(settings: DnsSettings, fleet: Fleet, *, grace: float) -> None:
-    """Until cancelled. A worker that is found no longer has `grace` seconds for what it is at."""
+Place: TypeAlias = tuple[str, str, int | None]
+
+
+def place_of(settings: DnsSettings) -> Place:
+    """Where is looked: with another one of these other workers are found."""
+    return settings.name, settings.record, settings.port
+
+
+async def follow_discovery(
+    settings: DnsSettings, fleet: Fleet, *, grace: float, known: MutableMapping[Place, frozenset[Found]]
+) -> None:
+    """Until cancelled. A worker that is found no longer has `grace` seconds for what it is at. `known`: what was found
+    last in each place, for whoever follows it next.
+    """
+    place = place_of(settings)
     source = f"dns {settings.name}"
     discovery = DnsDiscovery(
         settings.name,
@@ -26,8 +41,10 @@ async def follow_discovery(settings: DnsSettings, fleet: Fleet, *, grace: float)
         timeout=settings.timeout,
         nameserver=settings.nameserver,
         nameserver_port=settings.nameserver_port,
+        known=known.get(place, frozenset()),
     )
     async for found in discovery.watch():
+        known[place] = found
         try:
             fleet.reconcile(source, [_spec(settings, each, source) for each in found], grace=grace)
         except Exception:  # what is found next may be better

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from backends.discovery.base import Found
 from backends.fleet import Fleet
 from gateway.background import BackgroundTasks, cancelled
 from gateway.config import Config
 from gateway.config.workers import Discovery
-from gateway.discover import follow_discovery
+from gateway.discover import Place, follow_discovery, place_of
 from gateway.jwks import follow_jwks
 from gateway.jwt_tenants import JwtVerifier
 from gateway.shared_limits import LimitSharing
@@ -29,6 +30,7 @@ class Followers:
         self._clock = asyncio.get_running_loop().time
         self._discovery: Discovery | None = None
         self._discoveries: set[asyncio.Task[None]] = set()
+        self._found: dict[Place, frozenset[Found]] = {}
         self._issuer: JwtVerifier | None = None
         self._following: asyncio.Task[None] | None = None
         self._sharing: asyncio.Task[None] | None = None
@@ -49,8 +51,13 @@ class Followers:
         for gone in {member.spec.source for member in self._fleet.members.values()} - named:
             if gone.startswith("dns "):
                 self._fleet.reconcile(gone, [], grace=discovery.drain)
+        # A name server that fails just now takes no workers away.
+        places = {place_of(source) for source in discovery.dns}
+        known = self._found = {place: found for place, found in self._found.items() if place in places}
         self._discoveries = {
-            self._background.start(follow_discovery(source, self._fleet, grace=discovery.drain), f"dns {source.name}")
+            self._background.start(
+                follow_discovery(source, self._fleet, grace=discovery.drain, known=known), f"dns {source.name}"
+            )
             for source in discovery.dns
         }
 

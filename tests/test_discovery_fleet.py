@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import dns.rcode
 
 from backends.kv_subscriber import FeedState
 from backends.simulated.engine import EngineConfig
@@ -94,3 +95,19 @@ async def test_workers_are_found_go_and_come_under_traffic() -> None:
             program.index.check_integrity()
             program.state.check_integrity()
         assert found[0].alive
+
+
+async def test_other_settings_send_nobody_away_while_the_name_server_fails() -> None:
+    async with NameServer().running() as server, running(config_of(server, free_port(), free_port())) as (program, _):
+        server.records[NAME, "A"] = ["127.0.0.2", "127.0.0.3"]
+        await eventually(lambda: len(program.fleet.members) == 2)
+        before, workers = program.config, {*program.state.workers}
+        (source,) = before.discovery.dns
+        for change in ({"drain": 9.0}, {"dns": (source.model_copy(update={"weight": 2.0}),)}):
+            server.rcode = dns.rcode.SERVFAIL
+            asked = len(server.questions)
+            await program.apply(before.model_copy(update={"discovery": before.discovery.model_copy(update=change)}))
+            await eventually(lambda asked=asked: len(server.questions) > asked + 4)  # type: ignore[misc]  # of this turn
+            assert {*program.state.workers} == workers
+            server.rcode = dns.rcode.NOERROR
+        await eventually(lambda: [worker.weight for worker in workers] == [2.0, 2.0])

@@ -44,10 +44,11 @@ class DnsDiscovery:
         shortest: float = _SHORTEST_PAUSE,
         nameserver: str | None = None,
         nameserver_port: int = 53,
+        known: frozenset[Found] = frozenset(),
     ) -> None:
         """Times are seconds. `port` is that of the workers, for `A`. A name without records is believed after `grace`.
         With a `nameserver` of its own (a name or an address) the targets of SRV records are looked up there too, as
-        the system may not know them; else whoever connects resolves them.
+        the system may not know them; else whoever connects resolves them. `known` was found there before.
         """
         self._name = name
         self._record = record
@@ -57,12 +58,14 @@ class DnsDiscovery:
         self._shortest = min(shortest, interval)
         self._nameserver = nameserver
         self._nameserver_port = nameserver_port
-        self._known = LastKnown(grace)
+        self._known = LastKnown(grace, known)
         self._by_type: dict[dns.rdatatype.RdataType, tuple[str, ...]] = {}
         self._backend = dns.asyncbackend.get_backend("asyncio")
 
     async def watch(self) -> AsyncIterator[frozenset[Found]]:
-        """See `Discovery`; never ends. The first set comes with the first lookup, and is empty where that fails."""
+        """See `Discovery`; never ends. The first set comes with the first lookup; where that fails it is what was known
+        before.
+        """
         told: frozenset[Found] | None = None
         while True:
             pause = await self._look()

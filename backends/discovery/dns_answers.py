@@ -76,8 +76,8 @@ class LastKnown:
     `grace` seconds, for an empty answer is more often a slip of those who publish it than the end of all workers.
     """
 
-    def __init__(self, grace: float) -> None:
-        self.found: frozenset[Found] = frozenset()
+    def __init__(self, grace: float, found: frozenset[Found] = frozenset()) -> None:
+        self.found = found
         self._grace = grace
         self._empty_since: float | None = None
         self._state = Change.NONE
