@@ -231,9 +231,7 @@ class Program:
         pipeline, server = self.pipeline, self.server
         if config.routing != before.routing:
             self._policy = assembly.policy(config)
-        sessions, were = config.routing.sessions, before.routing.sessions
-        if (sessions.max_entries, sessions.ttl) != (were.max_entries, were.ttl):
-            self.affinity = AffinityMap(config.routing.sessions.max_entries, config.routing.sessions.ttl)
+        self.affinity.configure(config.routing.sessions.max_entries, config.routing.sessions.ttl)
         pipeline.placement = self._placement(config)
         kept = {
             model.name: reader

@@ -26,13 +26,20 @@ class AffinityMap:
 
     def __init__(self, max_entries: int, ttl: float) -> None:
         """Raises ValueError unless both are above 0."""
+        self._entries: OrderedDict[bytes | str, tuple[_Home, float]] = OrderedDict()
+        """With the time of the last use; the one longest unused first."""
+        self._homes: dict[WorkerId, _Home] = {}
+        self._live = 0
+        self.configure(max_entries, ttl)
+
+    def configure(self, max_entries: int, ttl: float) -> None:
+        """These hold from now on, for what is known already too. Raises ValueError unless both are above 0."""
         if max_entries < 1 or not ttl > 0:
             raise ValueError(f"a map of {max_entries!r} entries for {ttl!r} s holds nothing")
         self._max_entries = max_entries
         self._ttl = ttl
-        self._entries: OrderedDict[bytes | str, tuple[_Home, float]] = OrderedDict()  # the one to expire next first
-        self._homes: dict[WorkerId, _Home] = {}
-        self._live = 0
+        while len(self._entries) > max_entries:
+            self._drop(next(iter(self._entries)))
 
     def __len__(self) -> int:
         """Keys whose worker is known; those that expired count until the next `get` or `put`."""
@@ -45,7 +52,7 @@ class AffinityMap:
         if entry is None or entry[0].forgotten:
             return None
         home = entry[0]
-        self._entries[key] = (home, now + self._ttl)
+        self._entries[key] = (home, now)
         self._entries.move_to_end(key)
         return home.worker
 
@@ -60,7 +67,7 @@ class AffinityMap:
             home = self._homes[worker] = _Home(worker)
         home.entries += 1
         self._live += 1
-        self._entries[key] = (home, now + self._ttl)
+        self._entries[key] = (home, now)
 
     def forget_worker(self, worker: WorkerId) -> None:
         """No key belongs to this worker any longer. Takes the same short time for any number of keys."""
@@ -73,7 +80,7 @@ class AffinityMap:
         entries = self._entries
         while entries:
             key = next(iter(entries))
-            if entries[key][1] > now:
+            if entries[key][1] + self._ttl > now:
                 return
             self._drop(key)
 

@@ -109,3 +109,13 @@ class AgainstAModel(RuleBasedStateMachine):
 
 AgainstAModel.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestAgainstAModel = AgainstAModel.TestCase
+
+
+def test_other_bounds_hold_for_what_is_known() -> None:
+    homes = AffinityMap(4, 10.0)
+    for at, key in enumerate("abcd"):
+        homes.put(key, A, float(at))
+    homes.configure(2, 100.0)
+    assert [homes.get(key, 50.0) for key in "abcd"] == [None, None, A, A]
+    homes.configure(2, 5.0)
+    assert (homes.get("c", 55.0), len(homes)) == (None, 0)

@@ -203,6 +203,14 @@ async def test_spans_begin_go_elsewhere_and_end(gateway: Running) -> None:
     assert gateway.said("only a restart") == 0
 
 
+async def test_whose_worker_an_answer_is_at_outlives_other_bounds(gateway: Running) -> None:
+    program, now = gateway.program, asyncio.get_running_loop().time()
+    (worker, *_) = program.state.workers
+    program.pipeline.placement.answered("resp_1", worker, now)
+    await gateway.change(routing="{sessions: {ttl: 2h, max_entries: 7}}")
+    assert program.affinity.get(b"\rresp_1", now + 7000.0) == worker.id
+
+
 async def test_what_needs_a_restart_is_said_and_the_rest_is_taken_up(gateway: Running) -> None:
     await gateway.change(listen="{port: 1}", tokens="{threads: 2}", log="{level: warning}")
     await eventually(lambda: gateway.said("only a restart takes up listen.port") == 1)
