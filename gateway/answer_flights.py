@@ -94,9 +94,13 @@ class AnswerFlights:
             return
         readers = [one for one in call.followers if one.streaming]
         others = self.table.line(key) - len(readers)
-        if not isinstance(leader.client, BackgroundClient):
+        nobody = isinstance(leader.client, BackgroundClient)
+        if not nobody:
             readers.append(leader)
-        if readers and all(one.client.paused for one in readers) and not (others and call.parts):
+        waits = bool(readers) and all(one.client.paused for one in readers) and not (others and call.parts)
+        if nobody:
+            leader.client.paused = waits  # as those do for whom it stands
+        if waits:
             leader.upstream.pause()
         else:
             leader.upstream.resume()

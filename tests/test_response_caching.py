@@ -377,6 +377,32 @@ async def long_stream() -> AsyncIterator[tuple[Setting, asyncio.Event, int]]:
         yield Setting(gateway, Counted(), client), may, len(text)
 
 
+async def test_a_call_without_its_client_waits_for_whom_it_goes_on() -> None:
+    body = json.dumps({**ASKED, "stream": True}).encode()
+    async with (
+        long_stream() as (it, may, n_bytes),
+        client_of(it.gateway) as first,
+        client_of(it.gateway, rcvbuf=4_096) as idle,
+    ):
+        first.write(post(body))
+        await eventually(lambda: any(each.exchange for each in it.gateway.server.connections))
+        idle.write(post(body))
+        await eventually(lambda: it.caching.flights.table.waiting == 1)
+        idle.writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads too
+        first.writer.transport.abort()
+        await eventually(lambda: len(it.gateway.server.background) == 1)
+        may.set()
+        # So the worker, which waits too, is not held to hang.
+        await eventually(lambda: [each.paused for each in it.gateway.server.background] == [True])
+        (worker,) = it.gateway.fleet.workers
+        later = asyncio.get_running_loop().time() + 3_600.0
+        await eventually(lambda: not worker.progress.is_hung(later, 0.0))
+        idle.writer.transport.resume_reading()  # type: ignore[attr-defined]  # it reads too
+        assert len((await idle.response()).body) == n_bytes
+        await eventually(lambda: not it.pipeline.live)
+        it.check_left()
+
+
 @pytest.mark.parametrize("dawdles", [0, 1])
 async def test_who_does_not_read_a_stream_holds_up_nobody_who_shares_it(dawdles: int) -> None:
     body = json.dumps({**ASKED, "stream": True}).encode()
