@@ -427,11 +427,12 @@ class Exchange:
         if record.status >= _FIRST_ERROR_STATUS:
             record.outcome = Outcome.CLIENT_ERROR if record.status < _FIRST_SERVER_ERROR else Outcome.WORKER_ERROR
         elif watch is not None:
-            record.usage = watch.usage()
+            if self.worker is not None:  # else it comes from the cache
+                record.usage = watch.usage()
             if watch.failed:
                 record.outcome = Outcome.WORKER_ERROR
                 record.error = "error event"
-        elif record.status == _OK and record.attempts:
+        elif record.status == _OK and self.worker is not None:
             record.usage = self.dialect.usage(self.tail[-_TAIL_BYTES:]) or NO_USAGE
 
     def _worker_field(self) -> bytes:

@@ -118,11 +118,11 @@ def _dialect(head: RequestHead) -> Dialect:
 
 
 def _used(exchange: Exchange, estimate: int) -> int:
-    """Tokens of a request that is over: as the worker told them, else as they were counted here. What was refused, or
-    failed before anything came of it, has used none.
+    """Tokens of a request that is over: as the worker told them, else as they were counted here. What was refused,
+    failed before anything came of it, or came from the cache in the end, has used none.
     """
     record = exchange.record
-    if not record.attempts or record.status >= _FIRST_ERROR_STATUS:
+    if exchange.worker is None or record.status >= _FIRST_ERROR_STATUS:
         return 0
     usage = record.usage
     prompt = (record.prompt_tokens or estimate) if usage.prompt is None else usage.prompt

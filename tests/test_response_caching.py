@@ -21,7 +21,7 @@ from tests.answer_fixtures import MESSAGE
 from tests.caching_fixtures import ASKED, Counted, Setting, chunks, setting, whole
 from tests.data_plane_fixtures import RawWorker, Turn, ask, client_of, inside, plane, post
 from tests.gateway_fixtures import eventually
-from tests.tenant_fixtures import KEYS, tenants
+from tests.tenant_fixtures import KEYS, bearer, tenants
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n%b"
 
@@ -188,6 +188,22 @@ async def test_a_stale_answer_is_better_than_none() -> None:
         assert await it.stream() == ("Answer 1.", "stale")
         it.worker.status = 200
         assert (await it.ask())[1] == "miss"
+        it.check_left()
+
+
+async def test_a_stale_answer_costs_no_more_than_a_fresh_one() -> None:
+    extra = tenants("acme, rates: {tokens_per_minute: 1000}")
+    async with setting("ttl: 1ms, stale_if_error: 60s", extra) as it:
+        assert it.pipeline.tenancy is not None
+        limiter = it.pipeline.tenancy.tenants["acme"].limiter
+        for stream in (False, True):
+            it.worker.status = 200
+            await it.ask(key=KEYS["acme"], headers={"Cache-Control": "no-cache"})
+            await asyncio.sleep(0.01)
+            it.worker.status, taken = 500, limiter.taken_tokens
+            raw = post(json.dumps({**ASKED, "stream": stream}).encode(), bearer("acme"))
+            assert (await ask(it.gateway, raw)).fields["x-prefixgate-cache"] == "stale"
+            assert limiter.taken_tokens == taken
         it.check_left()
 
 
