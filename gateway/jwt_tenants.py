@@ -50,6 +50,8 @@ class JwtVerifier:
         self._jwt = jwt
         self._wall = wall
         self._clock = clock
+        self.data: bytes | None = None
+        """The JWK set in use."""
         self._keys: dict[str | None, jwt.PyJWK] | None = None
         self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
         self._asked = float("-inf")
@@ -69,6 +71,7 @@ class JwtVerifier:
         usable = [key for key in keys if key.algorithm_name in self.settings.algorithms]
         if not usable:
             raise ValueError("a JWK set without a key of an algorithm that may be used")
+        self.data = data
         self._keys = {key.key_id: key for key in usable}
         self._known.clear()  # what a key signed that is gone is good no longer
 

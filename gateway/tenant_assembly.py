@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from gateway.api_keys import KeyDigest, key_id, read_digest
@@ -53,7 +54,9 @@ def state_folder(config: Config, environment: Mapping[str, str] = os.environ) ->
 
 
 def _issuer(settings: JwtIssuer | None, before: JwtVerifier | None) -> JwtVerifier | None:
-    """The same one as long as its settings stay: it knows keys that were fetched. A file is read each time."""
+    """The same one as long as its settings stay. Another one knows the keys that were fetched from the same place: the
+    issuer may be away just now. A file is read each time.
+    """
     if settings is None:
         return None
     verifier = before
@@ -63,6 +66,9 @@ def _issuer(settings: JwtIssuer | None, before: JwtVerifier | None) -> JwtVerifi
         except ImportError:
             text = "needs a library that is not installed: pip install 'prefixgate[jwt]'"
             raise ConfigError("configuration", [Problem("tenants.jwt", text)]) from None
+        if before is not None and before.data is not None and before.settings.jwks_url == settings.jwks_url:
+            with suppress(ValueError):  # none that may be used any more
+                verifier.take_up(before.data)
     if settings.jwks_file is not None:
         try:
             verifier.take_up(settings.jwks_file.read_bytes())

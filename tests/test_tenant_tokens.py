@@ -223,6 +223,41 @@ async def test_tokens_open_as_keys_do_and_new_keys_are_fetched() -> None:
         await runner.cleanup()
 
 
+async def test_other_settings_keep_the_keys_that_the_issuer_published(tmp_path: Path, lines: list[str]) -> None:
+    served = [jwks(one=RSA)]
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=served[0]) if served else web.Response(status=500)
+
+    application = web.Application()
+    application.router.add_get("/keys", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
+    section = (
+        f"{{salt_key: '{SALT_KEY}', members: [{{name: acme}}],"
+        f" jwt: {{issuer: '{ISSUER}', audience: {AUDIENCE}, jwks_url: '{url}'%s}}}}"
+    )
+    KEYS["token"] = token().decode()
+    try:
+        async with from_file(tmp_path, lines, tenants=section % "") as gateway:
+            tenancy = gateway.program.pipeline.tenancy
+            assert tenancy is not None
+            issuer = tenancy.issuer
+            assert issuer is not None
+            await eventually(lambda: issuer._keys)
+            served.clear()
+            await gateway.change(tenants=section % ", leeway: 9s")
+            await eventually(lambda: gateway.said("could not be read"))
+            assert await status(gateway, "token") == 200
+            await gateway.change(tenants=section % ", algorithms: [ES256]")
+            assert await status(gateway, "token") == 503, "none of the keys may be used"
+    finally:
+        del KEYS["token"]
+        await runner.cleanup()
+
+
 async def test_while_no_keys_are_known_a_token_is_told_to_come_again() -> None:
     extra = (
         f"tenants: {{salt_key: '{SALT_KEY}', members: [{{name: acme, keys: ['{digest('acme')}']}}],"
