@@ -80,6 +80,7 @@ class LimitSharing:
         """That the exchange under way has computed."""
         self._said: bool | None = None
         """What the log says last: are limits shared? None before it has said anything."""
+        self._ends = False
 
     async def run(self) -> None:
         """Exchange again and again. Ends when it is cancelled; then `close`."""
@@ -102,6 +103,7 @@ class LimitSharing:
 
     async def close(self) -> None:
         """Tell the last of it, where Redis is there, and share no more. `run` must have ended. Bounded in time."""
+        self._ends = True
         if self.counts.up:
             await self._try()
         await self._disconnect()
@@ -137,7 +139,8 @@ class LimitSharing:
         with self._busy():
             now = self._clock()
             self._due.clear()
-            own = encode(self._ledger.record(self._limiters(), stamp=now + self._offset, now=now))
+            record = self._ledger.record(self._limiters(), stamp=now + self._offset, now=now, last=self._ends)
+            own = encode(record)
         async with client.pipeline(transaction=False) as pipeline:
             pipeline.hset(self._key, self._name, own)
             pipeline.pexpire(self._key, int(KEPT_S * 1e3))

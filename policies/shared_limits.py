@@ -113,8 +113,10 @@ class LimitLedger:
         self._heard_at = self._listening_since = float("-inf")
         self._gap = float("inf")
 
-    def record(self, limiters: Limiters, *, stamp: float, now: float) -> Record:
-        """What to tell now. `limiters` are those in force."""
+    def record(self, limiters: Limiters, *, stamp: float, now: float, last: bool = False) -> Record:
+        """What to tell now. `limiters` are those in force. `last`: nothing more will be told, and so nothing runs any
+        more, as far as the others know.
+        """
         own = self._own
         for gone in own.keys() - limiters.keys():
             own.pop(gone).limiter.unmark()
@@ -129,7 +131,7 @@ class LimitLedger:
             elif shared_by_others or limiter.running or known.counts != _counts(limiter):
                 limiter.mark(share, self._hurry)
             if self._to_tell(known, now):
-                usages.append(_usage(name, known, now))
+                usages.append(_usage(name, known, 0 if last else limiter.running, now))
         self._records += 1
         return Record(self._records, now - self._began, stamp, usages)
 
@@ -235,7 +237,7 @@ def _let_lack(usages: Mapping[LimiterId, Usage], limiters: Limiters, age: float,
             limiter.tokens.let_lack(usage.tokens_lacking, age, now)
 
 
-def _usage(name: LimiterId, known: _Own, now: float) -> Usage:
+def _usage(name: LimiterId, known: _Own, running: int, now: float) -> Usage:
     limiter = known.limiter
     requests, tokens = known.counts
     return Usage(
@@ -243,7 +245,7 @@ def _usage(name: LimiterId, known: _Own, now: float) -> Usage:
         known.epoch or 0,
         requests - known.base[0],
         tokens - known.base[1],
-        limiter.running,
+        running,
         0.0 if limiter.requests is None else limiter.requests.lacking(now),
         0.0 if limiter.tokens is None else limiter.tokens.lacking(now),
     )

@@ -410,6 +410,23 @@ async def test_a_gateway_that_ends_says_so_at_once(server: RedisServer) -> None:
         assert one.counts.gateways == 2, "it was heard of not long ago"
 
 
+async def test_what_runs_counts_once_under_other_settings(server: RedisServer) -> None:
+    async with RawWorker(hold).running() as worker, fleet(1, worker.url, "concurrent: 5", url_of(server)) as (one,):
+        stuck = asyncio.create_task(one.ask())
+        await eventually(lambda: one.limiter.running == 1)
+        await one.exchanged()
+        config, before = one.program.config, one.counts
+        assert config.tenants.shared_limits is not None
+        settings = config.tenants.shared_limits.model_copy(update={"interval": 0.06})
+        await one.program.apply(
+            config.model_copy(update={"tenants": config.tenants.model_copy(update={"shared_limits": settings})})
+        )
+        assert one.counts is not before
+        await one.exchanged()
+        assert (one.limiter.running, one.limiter.elsewhere) == (1, 0)
+        stuck.cancel()
+
+
 # --- settings
 
 
