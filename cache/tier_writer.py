@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypeAlias
@@ -108,6 +108,14 @@ class TierWriter:
             self._turn.notify_all()
         for _ in range(n_dropped):
             self._count("dropped behind")
+
+    def under_way(self, tenants: Collection[str]) -> list[ChunkKey]:
+        """What is being written of these tenants."""
+        with self._turn:
+            current = self._under_way
+            if current is None or current.pending.payload.info.tenant not in tenants:
+                return []
+            return [ChunkKey(current.pending.key)]
 
     def forget(self, key: ChunkKey) -> None:
         """Nobody writes it any more once this returns: what is under way is waited for, and taken back if it takes too

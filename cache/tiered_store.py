@@ -178,6 +178,8 @@ class TieredStore:
         left: list[Tier] = []
         complete = True
         for tier in self._tiers:
+            # Its source may have evicted it, and where it goes it is not yet.
+            keys.update(dict.fromkeys(self._writer.under_way(tenants)))
             here = tier.of_tenants(tenants, max(0.0, deadline - time.monotonic()))
             if here is not None and here.untold:
                 left.append(tier.tier)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from cache.redis_frames import RedisFrames
 from cache.redis_settings import RedisSettings
 from cache.store import BlockStore, ChunkKey, FrameInfo, OwnFrames, StoreError, TenantStore
 from cache.tenant_salt import tenant_salt
+from cache.tier_writer import Frame
 from cache.tiered_store import TieredStore
 from gateway.app import running
 from gateway.config import parse_config
@@ -110,6 +112,21 @@ def test_what_waits_to_be_written_behind_is_not_written(tmp_path: Path) -> None:
     assert store.flush(10)
     assert store.contains(acme) == 0
     assert store.stats_of(Tier.DISK).entries == 0
+    store.close()
+
+
+def test_what_is_on_its_way_to_a_slower_tier_does_not_arrive(tmp_path: Path) -> None:
+    disk, far = DiskStore(tmp_path / "kv", capacity=4 << 20), Watched(MemoryStore(4 << 20), Tier.REDIS)
+    store = TieredStore([MemoryStore(4 << 20), disk, far], rules=WriteRules(uses=1))
+    far.go_on.clear()
+    (key,) = fill(disk, "acme", 1)
+    store._behind(key, Frame(5_000, FrameInfo(tenant="acme", n_tokens=16)), but=Tier.HOST)
+    assert far.held.wait(20)
+    disk.remove(key)  # as if it had been evicted, while it is copied
+    threading.Timer(0.05, far.go_on.set).start()
+    assert store.forget_tenants(["acme"]).complete
+    assert store.flush(10)
+    assert far.store.contains([key]) == 0
     store.close()
 
 
