@@ -18,6 +18,7 @@ import msgspec
 import orjson
 
 from backends.remote_tokenizer import TokenizeTarget
+from backends.trouble import trouble_of
 from policies.types import WorkerId
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ async def _asked(session: aiohttp.ClientSession, target: TokenizeTarget, data: b
             body = await _body_of(response)
         answer = msgspec.json.decode(body, type=_Answer)
     except (aiohttp.ClientError, OSError, ValueError) as error:  # a TimeoutError is an OSError
-        log.warning("worker %s cannot be told to forget KV: %s", target.worker, str(error) or type(error).__name__)
+        log.warning("worker %s cannot be told to forget KV: %s", target.worker, trouble_of(error))
         return WorkerForgot(KvResult.FAILED)
     result = KvResult.PURGED if answer.complete else KvResult.FAILED
     return WorkerForgot(result, answer.found, answer.left)

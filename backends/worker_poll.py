@@ -20,6 +20,7 @@ import orjson
 
 from backends.engine_metrics import PAGE_LIMIT, EngineLoad, read_load
 from backends.tls import UpstreamTls
+from backends.trouble import trouble_of
 from policies.types import WorkerId
 
 log = logging.getLogger(__name__)
@@ -154,7 +155,7 @@ class WorkerPoll:
             bad = status >= HTTPStatus.BAD_REQUEST and status not in _NO_SUCH_PATH
             trouble = f"status {status}" if bad else ""
         except _FAILURES as error:
-            trouble = _reason(error)
+            trouble = trouble_of(error)
         now = asyncio.get_running_loop().time()
         if trouble:
             self._health_path = self.settings.health_path  # what comes back may be another engine
@@ -176,7 +177,7 @@ class WorkerPoll:
             except _FAILURES as error:
                 # The worker does not answer at all; whether it has metrics is not known.
                 if self._news("metrics", "failed"):
-                    log.warning("worker %s did not tell its load: %s", self.worker, _reason(error))
+                    log.warning("worker %s did not tell its load: %s", self.worker, trouble_of(error))
                     self._tell_load(EngineLoad())
                 return None
             if status == HTTPStatus.OK:
@@ -210,7 +211,7 @@ class WorkerPoll:
             cards = model_cards(status, body)
         except _FAILURES as error:
             if self._news("models", "failed"):
-                log.warning("worker %s did not tell its models: %s", self.worker, _reason(error))
+                log.warning("worker %s did not tell its models: %s", self.worker, trouble_of(error))
             return
         if self._news("models", ""):
             log.info("worker %s tells its models again", self.worker)
@@ -261,9 +262,3 @@ def model_cards(status: int, body: bytes) -> list[dict[str, object]]:
     if not isinstance(cards, list):
         raise ValueError("no list of models in the answer")  # noqa: TRY004 - for the caller it is one kind of error
     return [card for card in cards if isinstance(card, dict)]
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    return str(error) or type(error).__name__

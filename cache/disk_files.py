@@ -46,7 +46,7 @@ class Directory:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StoreError(f"{path} is in use by another store") from None
+                raise StoreError(f"{path} is in use by another process: each needs a folder of its own") from None
             undo.pop_all()
 
     def close(self) -> None:

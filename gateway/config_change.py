@@ -9,13 +9,13 @@ from gateway.config import Config
 _SOCKETS: Final = (("listen", ("host", "port", "backlog", "reuse_port", "tls")), ("admin", ("host", "port")))
 
 
-def needs_restart(before: Config, after: Config) -> list[str]:
-    """Settings of sockets, which have changed and which only a restart takes up."""
+def needs_restart(opened: Config, after: Config) -> list[str]:
+    """Settings of sockets that differ from those they were opened with, and that only a restart takes up."""
     return [
         f"{section}.{name}"
         for section, names in _SOCKETS
         for name in names
-        if getattr(getattr(before, section), name) != getattr(getattr(after, section), name)
+        if getattr(getattr(opened, section), name) != getattr(getattr(after, section), name)
     ]
 
 

@@ -119,7 +119,7 @@ class Forgetting:
         try:
             told = self._epochs_seen.news(self._folder())
         except ConfigError as error:
-            log.error("tenants: how often KV was forgotten is not known: %s", error)  # noqa: TRY400 - the message is all
+            log.error("tenants: how often KV was forgotten is not known: %s", error.in_a_line)  # noqa: TRY400 - the message is all
             return
         if told is not None:
             tenancy.take_epochs(told)
@@ -175,7 +175,7 @@ class Forgetting:
         try:
             kept = await asyncio.get_running_loop().run_in_executor(self._threads, keep)
         except ConfigError as error:
-            log.error("KV of %s is forgotten until the gateway starts again: %s", name, error)  # noqa: TRY400 - the message is all
+            log.error("KV of %s is forgotten until the gateway starts again: %s", name, error.in_a_line)  # noqa: TRY400 - the message is all
             return False
         for one in {tenancy, self._tenancy()}:  # there may be another one by now
             if one is not None:

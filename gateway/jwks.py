@@ -8,6 +8,7 @@ from typing import Final
 
 import aiohttp
 
+from backends.trouble import trouble_of
 from gateway.jwt_tenants import JwtVerifier
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ async def follow_jwks(verifier: JwtVerifier, url: str, refresh: float) -> None:
             verifier.take_up(await _read(url))
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             if not failed:
-                log.warning("tenants: the keys of %s could not be read: %s", url, str(error) or type(error).__name__)
+                log.warning("tenants: the keys of %s could not be read: %s", url, trouble_of(error))
             failed, wait = True, min(pause, refresh)
             pause *= 2
         else:

@@ -71,6 +71,7 @@ class Program:
     def __init__(self, config: Config) -> None:
         """Raises TokenizerError, TlsError or ConfigError where files cannot be used."""
         self.config = config
+        self._opened_for = config
         self.loop = asyncio.get_running_loop()
         self.started = False
         """Have the workers been asked who they are, and may clients come?"""
@@ -209,7 +210,7 @@ class Program:
             await self.loop.run_in_executor(None, opened.close)
             raise
         self.answers.keep(opened, config)
-        restart = sorted([*needs_restart(self.config, config), *self.answers.out_of_date(config)])
+        restart = sorted([*needs_restart(self._opened_for, config), *self.answers.out_of_date(config)])
         self._put_in_force(config, tokenizers, specs, spans)
         self.pipeline.tenancy = tenancy
         self.followers.configure(config)

@@ -88,7 +88,8 @@ class Reloader:
             try:
                 await self.reload()
             except (ConfigError, TokenizerError, TlsError, StoppingError) as error:
-                log.error("configuration: the old one stays in force: %s", error)  # noqa: TRY400 - the message is all
+                text = error.in_a_line if isinstance(error, ConfigError) else error
+                log.error("configuration: the old one stays in force: %s", text)  # noqa: TRY400 - the message is all
             except Exception:  # the next change may be a better one
                 log.exception("configuration: a fault of the gateway's own while %s was taken up", self.file)
 
@@ -107,7 +108,7 @@ class Reloader:
         try:
             self._program.take_up_keys()
         except ConfigError as error:
-            log.error("keys: the old ones stay in force: %s", error)  # noqa: TRY400 - the message is all
+            log.error("keys: the old ones stay in force: %s", error.in_a_line)  # noqa: TRY400 - the message is all
         else:
             log.info("keys: %s", "those of the issuer are in force" if keys[0] == before[0] else f"{file} is in force")
 

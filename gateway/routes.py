@@ -150,7 +150,16 @@ class RouteTable:
                 message = "This path must be plain: letters, digits and -._~, no empty, dotted or encoded parts."
                 raise ApiError(400, message, code="invalid_path")
             return _PASSED
-        raise ApiError(404, f"There is no route {_shown(method)} {_shown(path)}.", code="unknown_route")
+        prefixes = tuple(self._prefixes)
+        meant = next((path for path in _perhaps(path) if path in self._exact or path.startswith(prefixes)), None)
+        hint = "" if meant is None else f" Did you mean {_shown(meant)}? A client's base URL ends in /v1."
+        raise ApiError(404, f"There is no route {_shown(method)} {_shown(path)}.{hint}", code="unknown_route")
+
+
+def _perhaps(path: bytes) -> tuple[bytes, ...]:
+    """What clients ask for whose base URL lacks the `/v1`, or has it twice, or a slash too many at its end."""
+    plain = path.rstrip(b"/").replace(b"//", b"/")
+    return b"/v1" + plain, plain.replace(b"/v1/v1/", b"/v1/", 1), plain.removeprefix(b"/v1")
 
 
 def _shown(value: bytes) -> str:

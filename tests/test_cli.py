@@ -68,6 +68,8 @@ def test_version(words: list[str]) -> None:
         (["serve", "-w", "ftp://a:1"], "workers[0].url: expected a URL such as http://127.0.0.1:8001"),
         (["serve", "-w", "http://a:1", "--tokenizer", "embedded"], "--tokenizer: needs --model NAME"),
         (["check"], "give one of --config FILE, --schema and --docs"),
+        (["check", "a.yaml", "-c", "b.yaml"], "give one configuration: a.yaml or --config b.yaml"),
+        (["serve", "a.yaml", "--port", "1"], "--config takes the place of the other flags"),
         (["check", "--schema", "--docs"], "give one of --config FILE, --schema and --docs"),
     ],
 )
@@ -109,12 +111,13 @@ def test_a_good_file_is_summed_up(tmp_path: Path) -> None:
     )
     result = call("check", "-c", str(file))
     assert (result.exit_code, result.stderr) == (0, "")
+    assert call("check", str(file)).stdout == result.stdout
     assert [line.rstrip() for line in result.stdout.splitlines()] == [
         f"✓ {file} is valid",
         "  listens on 0.0.0.0 port chosen at start, routes by cost",
-        "worker  url         models          block size  KV events",
-        "a:1     http://a:1  asked at start  16          tcp://a:5557",
-        "second  http://b:1  [b]tiny         32          predicted",
+        "worker  url         models          block  KV events",
+        "a:1     http://a:1  asked at start  16     tcp://a:5557",
+        "second  http://b:1  [b]tiny         32     predicted",
         "model    tokenizer  loaded          chat template",
         "[b]tiny  embedded   with fastokens  of the tokenizer",
         "note: the gateway accepts connections from other machines and asks no one for a key",

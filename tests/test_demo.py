@@ -66,7 +66,7 @@ async def test_the_request_to_paste_works_and_finds_its_prefix_the_second_time()
     process = await started(*SIMULATED, "--port", "0", "--no-replay", "-n", "3")
     try:
         out = await read_until(process, "Stop with Ctrl+C.")
-        (command,) = (line for line in out.splitlines() if line.startswith("curl "))
+        command, explaining = (line for line in out.splitlines() if line.startswith("curl "))
         program, silent, url, header, field, data, body = shlex.split(command)
         assert (program, silent, header, data) == ("curl", "-s", "-H", "-d")
         name, value = field.split(": ")
@@ -76,6 +76,13 @@ async def test_the_request_to_paste_works_and_finds_its_prefix_the_second_time()
                 async with session.post(url, data=body) as response:
                     assert response.status == 200
                     usages.append(json.loads(await response.read())["usage"])
+        *_, header, field, requests = shlex.split(explaining)
+        async with aiohttp.ClientSession(headers=dict([field.split(": ")])) as session:
+            async with session.get(requests) as response:
+                last = json.loads(await response.read())["data"][0]["id"]
+            async with session.get(f"{requests.partition('?')[0]}/{last}") as response:
+                (attempt,) = json.loads(await response.read())["attempts"]
+        assert (header, len(attempt["candidates"])) == ("-H", 3)
         first, second = (usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
         assert first == 0
         assert 0 < usages[1]["prompt_tokens"] - second <= 16, "cached is all but the last block"

@@ -173,7 +173,10 @@ def test_a_directory_is_open_once(opened: Opener, path: Path) -> None:
         [sys.executable, "-c", script, path], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
     )
     assert other.returncode == 1
-    assert other.stderr.splitlines()[-1] == f"cache.store.StoreError: {path} is in use by another store"
+    assert (
+        other.stderr.splitlines()[-1]
+        == f"cache.store.StoreError: {path} is in use by another process: each needs a folder of its own"
+    )
     first.close()
     opened()
 

@@ -147,7 +147,7 @@ async def test_what_goes_wrong_is_told_and_the_others_are_asked_all_the_same(tmp
     gone = refusing_url()
     async with forgetful(tmp_path, worker=", cache_salt: false") as it:
         result = await call("acme", "--admin", gone, "--admin", it.admin)
-        assert (result.exit_code, gone in result.stderr) == (1, True)
+        assert (result.exit_code, f"{gone}: cannot be asked: Connection refused" in result.stderr) == (1, True)
         assert "forgot acme" in result.stdout
         assert "w0: not kept apart" in result.stdout
         for words, said in (
@@ -162,4 +162,6 @@ async def test_what_goes_wrong_is_told_and_the_others_are_asked_all_the_same(tmp
         url = f"http://127.0.0.1:{it.gateway.url.rpartition(':')[2]}"
         result = await call("acme", "--admin", url)
         assert result.exit_code == 1, "not its control plane"
+        result = await call("acme", "--admin", "127.0.0.1:9400")
+        assert (result.exit_code, "such as http://127.0.0.1:9400" in result.stderr) == (2, True)
         assert (await call("acme", "--admin", it.admin)).exit_code == 1, "its KV is not kept apart"

@@ -218,6 +218,11 @@ async def test_what_needs_a_restart_is_said_and_the_rest_is_taken_up(gateway: Ru
     assert gateway.program._executor._max_workers == 2
     assert logging.getLogger().level == logging.WARNING
     await gateway.chat()
+    await gateway.change(listen="{port: 1}", log="{level: warning}", index="{max_blocks: 40000}")
+    await eventually(lambda: gateway.said("only a restart takes up listen.port") == 2)  # still
+    await gateway.change(log="{level: warning}")
+    await gateway.change(log="{level: warning}", index="{max_blocks: 40000}")
+    assert gateway.said("only a restart takes up") == 2  # the port that is asked for is the one that is open
 
 
 async def test_what_open_stores_are_not_of_is_said(gateway: Running) -> None:
@@ -331,6 +336,7 @@ async def test_a_bad_file_changes_nothing_and_is_told_once(gateway: Running, tmp
         await eventually(lambda: gateway.said("the old one stays in force") == 1)
         await asyncio.sleep(LOOKS)
         assert gateway.said("the old one stays in force") == 1
+        assert not any("\n" in line for line in gateway.lines)
         assert (program.config, program.fleet.members) == (before, members)
         assert (program.readers, program.pipeline.placement, program.pipeline.rules) == (readers, placement, rules)
         assert [member.worker.weight for member in members.values()] == [1.0, 1.0]

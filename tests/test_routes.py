@@ -106,6 +106,25 @@ def test_what_is_not_listed_is_not_there(path: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        (b"/chat/completions", "/v1/chat/completions"),
+        (b"/v1/v1/chat/completions", "/v1/chat/completions"),
+        (b"//v1/embeddings", "/v1/embeddings"),
+        (b"/v1/models/", "/v1/models"),
+        (b"/audio/speech", "/v1/audio/speech"),
+        (b"/v1/health", "/health"),
+    ],
+)
+def test_whoever_has_the_wrong_base_url_is_told(path: bytes, meant: str) -> None:
+    assert f" Did you mean {meant}? A client's base URL ends in /v1." in refused(path).message
+
+
+def test_nothing_is_guessed_otherwise() -> None:
+    assert refused(b"/metrics").message == "There is no route POST /metrics."
+
+
+@pytest.mark.parametrize(
     "rest",
     [
         b"../admin",

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Final
 
 import orjson
@@ -65,10 +66,19 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if error.status < 400:
             raise
         headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-        return refusal(ApiError(error.status, f"{error.reason}.", code=_code(error.reason)), headers)
+        return refusal(ApiError(error.status, _sentence(error), code=_code(error.reason)), headers)
     except Exception:
         log.exception("the control plane failed on %s", request.path)
         return refusal(ApiError(500, "The gateway failed on this request; its log says why.", code="internal_error"))
+
+
+def _sentence(error: web.HTTPException) -> str:
+    """The path is not repeated: it may hold whatever somebody wrote."""
+    if error.status == HTTPStatus.NOT_FOUND:
+        return "The control plane has no such path; it has /livez, /readyz, /metrics, and others under /admin."
+    if error.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        return f"This path takes {error.headers['Allow'].replace(',', ', ')} only."
+    return f"{error.reason}."
 
 
 def _code(reason: str) -> str:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from gateway.cli.console import fail_config
+from gateway.cli.console import config_file, fail_config, plain_table
 from gateway.config import Config, ConfigError, Model, Problem, Worker, json_schema, load_config
 from gateway.config.reference import reference
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def check(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The same as --config FILE.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML configuration to validate.")
     ] = None,
@@ -43,6 +43,7 @@ def check(
 
         prefixgate check --schema > prefixgate.schema.json
     """
+    config = config_file(file, config)
     if sum((config is not None, schema, docs)) != 1:
         raise typer.BadParameter("give one of --config FILE, --schema and --docs")
     if schema:
@@ -115,17 +116,17 @@ def _print_summary(
         f" routes by [bold]{config.routing.policy}[/]",
         highlight=False,
     )
-    workers = Table("worker", "url", "models", "block size", "KV events", box=None, pad_edge=False)
+    workers = plain_table("worker", "url", "models", "block", "KV events")
     for worker in config.workers:
         workers.add_row(*(escape(cell) for cell in _cells(worker)))
     console.print(workers)
     if config.models:
-        models = Table("model", "tokenizer", "loaded", "chat template", box=None, pad_edge=False)
+        models = plain_table("model", "tokenizer", "loaded", "chat template")
         for model in config.models:
             models.add_row(*(escape(cell) for cell in _model_cells(model, loaded)))
         console.print(models)
     if keys:
-        tenants = Table("tenant", "priority", "weight", "keys", "cache", box=None, pad_edge=False)
+        tenants = plain_table("tenant", "priority", "weight", "keys", "cache")
         for tenant in config.tenants.members:
             cache = "private" if tenant.cache.group is None else f"shared in {tenant.cache.group}"
             cells = tenant.name, tenant.priority, f"{tenant.weight:g}", str(keys[tenant.name]), cache

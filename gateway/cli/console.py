@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from gateway.config import ConfigError
+
+
+def plain_table(*columns: str) -> Table:
+    """One without lines. What is too long for the terminal goes on below, so that no address is ever cut."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def config_file(argument: Path | None, option: Path | None) -> Path | None:
+    """The configuration, which may be given either way."""
+    if argument is not None and option is not None:
+        raise typer.BadParameter(f"give one configuration: {argument} or --config {option}")
+    return argument if option is None else option
 
 
 def fail(message: str) -> NoReturn:

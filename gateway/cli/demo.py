@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import secrets
 import signal
 import sys
 import tempfile
@@ -191,10 +192,11 @@ async def _demo(port: int, starting: contextlib.AbstractAsyncContextManager[Flee
     async with contextlib.AsyncExitStack() as stack:
         with console.status("Starting the workers ..."):
             fleet = await stack.enter_async_context(starting)
+        token = secrets.token_hex(8)
         settings = {
             "listen": {"port": port},
             "limits": {"drain_timeout": 1},
-            "admin": {"port": 0},
+            "admin": {"port": 0, "token": token},
             "health": {"probe": {"interval": 1}},
             "routing": {"sessions": {"header": "x-session-id"}},
             **fleet.config,
@@ -215,7 +217,11 @@ async def _demo(port: int, starting: contextlib.AbstractAsyncContextManager[Flee
         if stay and not stop.is_set():
             console.print("\nTry it, twice, and look at [bold]cached_tokens[/]:\n")
             console.print(_curl(url, fleet.config), soft_wrap=True, highlight=False, markup=False)
-            console.print(f"\nIts metrics: http://127.0.0.1:{program.admin_port}/metrics", highlight=False)
+            admin = f"http://127.0.0.1:{program.admin_port}"
+            console.print("\nWhere the last ones went; [bold]/admin/requests/ID[/] tells why, by the id of one:\n")
+            told = f"curl -s -H 'Authorization: Bearer {token}' '{admin}/admin/requests?limit=2'"
+            console.print(told, soft_wrap=True, highlight=False, markup=False)
+            console.print(f"\nMetrics: {admin}/metrics", highlight=False)
             console.print("\nStop with Ctrl+C.")
             await stop.wait()
     return 0 if stop.is_set() else code

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from backends.address import place
+from backends.trouble import trouble_of
 from gateway.cli.console import fail, fail_config
 from gateway.config import Config, ConfigError, load_config
 from gateway.config.control import Admin
@@ -41,7 +42,8 @@ def forget(
     admin: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="URL", help="Control plane of a gateway, once for each. [dim]default: that of --config[/]"
+            metavar="URL",
+            help="Control plane of a gateway, once for each. [dim]default: that of --config, else http://127.0.0.1:9400[/]",
         ),
     ] = None,
     config: Annotated[
@@ -65,6 +67,9 @@ def forget(
     """
     settings = None if config is None else _loaded(config).admin
     urls = admin or [_url_of(settings)]
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise typer.BadParameter(f"--admin: expected a URL such as http://127.0.0.1:9400; given {url}")
     if token is None and settings is not None and settings.token is not None:
         token = settings.token.get_secret_value()
     given = {"model": model, "older_than": older_than, "prefix": prefix}
@@ -123,7 +128,7 @@ async def _ask(
                 if len(body) > _MOST_BYTES:
                     break
     except (aiohttp.ClientError, OSError, ValueError) as error:  # a TimeoutError is an OSError
-        raise _RefusedError(str(error) or "no answer in time") from None
+        raise _RefusedError(f"cannot be asked: {trouble_of(error)}") from None
     try:
         answer: dict[str, Any] = orjson.loads(body)
         if response.status == HTTPStatus.OK:

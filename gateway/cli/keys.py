@@ -9,10 +9,9 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from gateway.api_keys import KeyDigest, digest_of, key_id, new_key, read_digest, written
-from gateway.cli.console import fail, fail_config
+from gateway.cli.console import fail, fail_config, plain_table
 from gateway.config import Config, ConfigError, load_config
 from gateway.keys_file import add_key, read_keys, remove_key
 
@@ -93,7 +92,7 @@ def list_(
 
         prefixgate keys list -c prefixgate.yaml
     """
-    table = Table("tenant", "id", "created", "where", box=None, pad_edge=False)
+    table = plain_table("tenant", "id", "created", "where")
     for known in _known(config, file):
         table.add_row(escape(known.tenant), key_id(known.digest), known.created, escape(known.place))
     Console(highlight=False, soft_wrap=True).print(table)

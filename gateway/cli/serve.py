@@ -7,11 +7,12 @@ from typing import Annotated, Final
 
 import typer
 
-from gateway.cli.console import fail_config
+from gateway.cli.console import config_file, fail_config
 from gateway.config import Config, ConfigError, config_from_flags, load_config
 
 
 def serve(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The same as --config FILE.")] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", "-c", metavar="FILE", help="YAML configuration; takes the place of all flags below."),
@@ -46,7 +47,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="cost, prefix_affinity, consistent_hash, least_loaded, power_of_two, round_robin or random. "
+            help="cost, slo, prefix_affinity, consistent_hash, least_loaded, power_of_two, round_robin or random. "
             "[dim]default: cost[/]",
         ),
     ] = None,
@@ -73,6 +74,7 @@ def serve(
 
         prefixgate serve -c prefixgate.yaml
     """
+    config = config_file(file, config)
     flags = (worker, model, tokenizer, kv_events, block_size, policy, host, port, admin_port)
     if config is None and not worker:
         raise typer.BadParameter("give --config FILE, or --worker URL at least once")

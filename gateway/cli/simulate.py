@@ -11,7 +11,6 @@ import typer
 import uvloop
 import zmq
 from rich.console import Console
-from rich.table import Table
 
 from backends.simulated.engine import EngineConfig
 from backends.simulated.fleet import FleetConfig, SimulatedFleet, TierConfig
@@ -20,6 +19,7 @@ from backends.simulated.prometheus_text import Flavour
 from backends.simulated.timing import LinearPrefill, PublishedTiming
 from cache.kv_events import Encoding
 from cache.tokenizer import TokenizerError
+from gateway.cli.console import plain_table
 from gateway.cli.fleet_config import STDOUT, fleet_config, worker_entry
 from gateway.cli.fleet_config import write_config as write
 
@@ -171,9 +171,9 @@ async def _serve(fleet: SimulatedFleet, write_config: str | None) -> None:
 
 def _print_fleet(console: Console, fleet: SimulatedFleet) -> None:
     engine = fleet.config.engine
-    table = Table(title=f"{len(fleet.workers)} simulated engines, model {fleet.config.model}")
-    for column in ("Engine", "URL", "KV events", "Replay"):
-        table.add_column(column, overflow="fold")
+    count = len(fleet.workers)
+    console.print(f"{count} simulated engine{'' if count == 1 else 's'}, model {fleet.config.model}", markup=False)
+    table = plain_table("engine", "URL", "KV events", "replay")
     for worker in fleet.workers:
         table.add_row(worker.name, worker.url, worker.kv_endpoint or "off", worker.replay_endpoint or "off")
     console.print(table)

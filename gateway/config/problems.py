@@ -46,6 +46,11 @@ class ConfigError(Exception):
         lines = "".join(f"\n  {problem}" for problem in self.problems)
         return f"{self.source}: {count} {'problem' if count == 1 else 'problems'}{lines}"
 
+    @property
+    def in_a_line(self) -> str:
+        """The same for a log, whose entries are lines."""
+        return f"{self.source}: {'; '.join(map(str, self.problems))}"
+
 
 @dataclass(frozen=True, slots=True)
 class Origins:
@@ -121,6 +126,7 @@ _EXPECTED: Final = {
     "finite_number": "a finite number",
     "int_from_float": "a whole number",
     "int_type": "a whole number",
+    "is_instance_of": "a path",
     "model_type": "a section of settings",
     "path_type": "a path",
     "string_type": "text",

@@ -106,7 +106,9 @@ def _one_line(info: FieldInfo) -> str:
 
 
 def _unit(info: FieldInfo) -> Unit | None:
-    return next((mark for mark in info.metadata if isinstance(mark, Unit)), None)
+    """Of `Size` and `Duration`, and of `Size | None`, whose marks are one level further down."""
+    marks = (*info.metadata, *(mark for part in get_args(info.annotation) for mark in get_args(part)))
+    return next((mark for mark in marks if isinstance(mark, Unit)), None)
 
 
 def _type_of(info: FieldInfo) -> str:
@@ -143,7 +145,7 @@ def _default_of(info: FieldInfo) -> str:
     if info.default is PydanticUndefined:
         return "required"
     unit = _unit(info)
-    if unit:
+    if unit and info.default is not None:
         return f"`{format_size(info.default) if unit.name == 'bytes' else format_duration(info.default)}`"
     return _plain(info.default)
 
