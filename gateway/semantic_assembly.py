@@ -75,6 +75,8 @@ def open_semantic(config: Config, environment: Mapping[str, str] = os.environ) -
     if not is_wanted(config):
         return None
     settings = config.semantic_cache
+    if (lacking := lacks_model(config, environment)) is not None:
+        raise ConfigError("configuration", [lacking])
     embedder = _embedder(settings.embedding, environment)
     try:
         from cache.similarity import Limits, SimilarityIndex  # noqa: PLC0415 - needs numpy, which not everybody has
@@ -94,12 +96,21 @@ def open_semantic(config: Config, environment: Mapping[str, str] = os.environ) -
     return OpenedSemantic(embedder, questions, None if folder is None else EvidenceFile(folder, embedder.name))
 
 
+def lacks_model(config: Config, environment: Mapping[str, str] = os.environ) -> Problem | None:
+    """Is the local model wanted, and not there?"""
+    settings = config.semantic_cache.embedding
+    if settings.kind != "minilm" or not is_wanted(config):
+        return None
+    folder = settings.folder or minilm_folder(environment)
+    if Path(folder).is_dir():
+        return None
+    text = f"there is no model in {folder}; `prefixgate fetch minilm` gets it"
+    return Problem(f"{_SECTION}.embedding.folder", text)
+
+
 def _embedder(settings: SemanticEmbedding, environment: Mapping[str, str]) -> Embedder:
     if settings.kind == "minilm":
         folder = settings.folder or minilm_folder(environment)
-        if not Path(folder).is_dir():
-            text = f"there is no model in {folder}; `prefixgate fetch minilm` gets it"
-            raise _problem("embedding.folder", text)
         try:
             return load_minilm(folder, settings.engine)
         except EmbeddingError as error:

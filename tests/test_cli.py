@@ -151,6 +151,19 @@ def test_check_loads_the_tokenizers_unless_told_not_to(tmp_path: Path) -> None:
     assert "not tried" in result.stdout
 
 
+def test_check_misses_the_model_of_the_semantic_cache(tmp_path: Path) -> None:
+    file = tmp_path / "meaning.yaml"
+    file.write_text(
+        "workers: [{url: 'http://a:1'}]\nresponse_cache: {mode: on}\n"
+        "semantic_cache: {mode: shadow, embedding: {kind: minilm, folder: ./nowhere}}\n"
+    )
+    result = call("check", str(file))
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[1:] == [
+        f"  semantic_cache.embedding.folder: there is no model in {tmp_path}/nowhere; `prefixgate fetch minilm` gets it"
+    ]
+
+
 def test_check_tells_that_a_tokenizer_has_no_chat_template(tmp_path: Path) -> None:
     tokenizer_without_template(tmp_path / "good")
     file = tmp_path / "two.yaml"

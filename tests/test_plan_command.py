@@ -45,6 +45,17 @@ def test_it_says_how_many_workers_will_do(tmp_path: Path) -> None:
     assert "<script" not in html
 
 
+def test_its_tables_have_room_on_a_terminal_of_80_columns() -> None:
+    terminal = CliRunner(env={"COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "dumb"})
+    words = "plan demo --rate 1200 -n 2 --policy consistent_hash --policy prefix_affinity"
+    result = terminal.invoke(application("plan"), words.split())
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.output
+    rows = [line for line in result.output.splitlines() if "%" in line and "cache saves" not in line]
+    assert len(rows) == 4, "none of them takes two lines"
+    assert all(row.rstrip()[-1].isdigit() and len(row) <= 80 for row in rows), rows
+
+
 def test_the_fewest_that_keep_the_promise_are_found(tmp_path: Path) -> None:
     found = document(
         tmp_path / "plan.json",

@@ -218,10 +218,10 @@ async def test_what_needs_a_restart_is_said_and_the_rest_is_taken_up(gateway: Ru
     assert gateway.program._executor._max_workers == 2
     assert logging.getLogger().level == logging.WARNING
     await gateway.chat()
-    await gateway.change(listen="{port: 1}", log="{level: warning}", index="{max_blocks: 40000}")
+    await gateway.change(index="{max_blocks: 40000}")
     await eventually(lambda: gateway.said("only a restart takes up listen.port") == 2)  # still
-    await gateway.change(log="{level: warning}")
-    await gateway.change(log="{level: warning}", index="{max_blocks: 40000}")
+    await gateway.change(listen="{port: 0}")
+    await gateway.change(index="{max_blocks: 50000}")
     assert gateway.said("only a restart takes up") == 2  # the port that is asked for is the one that is open
 
 

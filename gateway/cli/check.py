@@ -55,6 +55,7 @@ def check(
     try:
         settings = load_config(config)
         keys = _keys_by_tenant(settings)
+        _look_for_model(str(config), settings)
         loaded = _load_tokenizers(str(config), settings) if tokenizers else None
     except ConfigError as error:
         fail_config(error)
@@ -69,6 +70,14 @@ def _keys_by_tenant(config: Config) -> Mapping[str, int]:
     for name in keys_of(config).values() if counts else ():
         counts[name] += 1
     return counts
+
+
+def _look_for_model(source: str, config: Config) -> None:
+    """Raises ConfigError where the semantic cache has no model to make vectors with."""
+    from gateway.semantic_assembly import lacks_model  # noqa: PLC0415 - only where there is a configuration
+
+    if (lacking := lacks_model(config)) is not None:
+        raise ConfigError(source, [lacking])
 
 
 def _load_tokenizers(source: str, config: Config) -> dict[str, Tokenizer]:

@@ -20,7 +20,8 @@ from gateway.replay.plots import Plot
 from gateway.replay.svg import Frame, linear, logarithmic
 
 SCHEMA: Final = "prefixgate.plan/1"
-_BAR_WIDTH: Final = 12
+_BAR_WIDTH: Final = 8
+_FIGURES: Final = ("goodput", "TTFT p50", "p99", "TPOT p99", "cached", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Answer:
     @property
     def name(self) -> str:
         """For people."""
-        return self.routing if self.prefix_cache else f"{self.routing}, no prefix cache"
+        return self.routing if self.prefix_cache else f"{self.routing}, no cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,8 @@ def _promise(found: Findings) -> str:
 
 def _sizes(answer: Answer, target: float) -> RenderableType:
     table_ = _table()
-    for name in ("workers", "within objectives", "", "goodput", "TTFT p50", "p99", "TPOT p99", "from cache", "refused"):
-        table_.add_column(name, justify="left" if name in {"", "within objectives"} else "right")
+    for name in ("workers", "within", "", *_FIGURES):
+        table_.add_column(name, justify="left" if name == "within" else "right", no_wrap=True)
     for workers in sorted(answer.tried):
         verdict = answer.tried[workers]
         enough = verdict.enough(target)
@@ -125,9 +126,10 @@ def _cells(verdict: Verdict) -> list[str]:
 
 def _ways(found: Findings) -> RenderableType:
     title = f"What each routing gives with {found.fleet}, and how many workers it needs"
-    table_ = _table()
-    for name in ("routing", "needs", "within", "goodput", "TTFT p50", "p99", "TPOT p99", "from cache", "refused"):
-        table_.add_column(name, justify="left" if name == "routing" else "right")
+    table_ = _table(space=0)
+    table_.add_column("routing")
+    for name in ("needs", "within", *_FIGURES):
+        table_.add_column(name, justify="right", no_wrap=True)
     for answer in found.answers:
         if (verdict := answer.tried.get(found.fleet)) is not None:
             table_.add_row(answer.name, _needed(answer, found), figures.share(verdict.share), *_cells(verdict))
@@ -169,8 +171,9 @@ def _who(found: Findings) -> RenderableType:
     return Group(Text(title, style="bold"), table_)
 
 
-def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(*, space: int = 1) -> Table:
+    """Of at most 80 columns, whatever is in it."""
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, space, 0, 0))
 
 
 def plan_json(found: Findings, settings: Mapping[str, object]) -> bytes:
@@ -272,7 +275,7 @@ def _ttft(shown: Sequence[Answer]) -> str:
 
 
 def _tables(found: Findings) -> Iterator[str]:
-    head = ("workers", "within", "goodput", "TTFT p50", "p99", "TPOT p99", "from cache", "refused")
+    head = ("workers", "within", *_FIGURES)
     first = found.answers[0]
     yield table(
         f"Workers, with routing {first.name}",

@@ -106,17 +106,17 @@ def _head(summary: Summary, run: Run) -> RenderableType:
 
 
 def _latencies(summary: Summary) -> Table:
-    table = _table()
+    table = _table(space=1)
     table.add_column("", width=_LABEL_WIDTH, style="bold")
     for name in ("mean", "p50", "p90", "p99", "max"):
-        table.add_column(name, justify="right", min_width=8)
+        table.add_column(name, justify="right", min_width=7, no_wrap=True)
     table.add_column("", style="dim")
     rows: tuple[tuple[str, Distribution | None, str], ...] = (
         ("TTFT", summary.ttft, "sent → first token"),
-        ("TPOT", summary.tpot, "first → last token, per token"),
+        ("TPOT", summary.tpot, "per token after it"),
         ("ITL", summary.itl, "token → token"),
         ("end to end", summary.e2e, "sent → last token"),
-        ("client late", summary.lateness, "due → sent, by this client"),
+        ("client late", summary.lateness, "due → sent"),
     )
     for name, spread, meaning in rows:
         style = "dim" if name == "client late" else ""
@@ -252,8 +252,8 @@ def _warnings(found: list[str]) -> Table:
     return table
 
 
-def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(*, space: int = 2) -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, space, 0, 0))
 
 
 def _spaced(parts: list[RenderableType]) -> Iterator[RenderableType]:
