@@ -21,6 +21,8 @@ from gateway.replay.svg import Frame, linear, logarithmic
 
 SCHEMA: Final = "prefixgate.plan/1"
 _BAR_WIDTH: Final = 8
+_NOTHING: Final = 0.0005
+"""A share that would be shown as 0.0%."""
 _FIGURES: Final = ("goodput", "TTFT p50", "p99", "TPOT p99", "cached", "refused")
 
 
@@ -149,6 +151,8 @@ def cache_worth(found: Findings) -> str:
     best = found.answers[0]
     mine, theirs = best.tried[found.fleet], bare.tried[found.fleet]
     saved = 1 - mine.computed_tokens / theirs.computed_tokens if theirs.computed_tokens else 0.0
+    if saved < _NOTHING:
+        return "The cache saves nothing: no prompts begin alike."
     text = f"The cache saves {figures.share(saved)} of the prompt tokens to compute"
     if mine.ttft and theirs.ttft:
         text += f"; TTFT p50 is {figures.seconds(mine.ttft.p50)} and not {figures.seconds(theirs.ttft.p50)}"
