@@ -93,6 +93,7 @@ _PASSED: Final = Route(
     idempotent=False,
 )
 _PLAIN_PATH: Final = re.compile(rb"(?:/[0-9A-Za-z._~@:=+,!$&'()*-]+)+/?").fullmatch
+_CONTROL_PLANE: Final = (b"/metrics", b"/livez", b"/readyz", b"/admin")
 _DOTS: Final = re.compile(rb"/\.+(?:/|\Z)").search
 
 _DIALECTS: Final = ((b"/v1/messages", ANTHROPIC), (b"/v1/responses", RESPONSES))
@@ -153,6 +154,8 @@ class RouteTable:
         prefixes = tuple(self._prefixes)
         meant = next((path for path in _perhaps(path) if path in self._exact or path.startswith(prefixes)), None)
         hint = "" if meant is None else f" Did you mean {_shown(meant)}? A client's base URL ends in /v1."
+        if path in _CONTROL_PLANE or path.startswith(b"/admin/"):
+            hint = " The control plane has a port of its own: admin.port."
         raise ApiError(404, f"There is no route {_shown(method)} {_shown(path)}.{hint}", code="unknown_route")
 
 

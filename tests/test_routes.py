@@ -120,8 +120,14 @@ def test_whoever_has_the_wrong_base_url_is_told(path: bytes, meant: str) -> None
     assert f" Did you mean {meant}? A client's base URL ends in /v1." in refused(path).message
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/readyz", "/admin/workers"])
+def test_whoever_asks_the_wrong_port_is_told(path: str) -> None:
+    said = f"There is no route GET {path}. The control plane has a port of its own: admin.port."
+    assert refused(path.encode(), b"GET").message == said
+
+
 def test_nothing_is_guessed_otherwise() -> None:
-    assert refused(b"/metrics").message == "There is no route POST /metrics."
+    assert refused(b"/v1/load_lora_adapter").message == "There is no route POST /v1/load_lora_adapter."
 
 
 @pytest.mark.parametrize(

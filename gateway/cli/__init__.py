@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from typing import Annotated, Final
 
@@ -33,7 +34,7 @@ prefixgate is an OpenAI-compatible gateway in front of a fleet of engines such a
 
 [dim]Two workers behind one address:[/]
 
-    prefixgate serve --worker http://127.0.0.1:8001 --worker http://127.0.0.1:8002
+    prefixgate serve -w http://127.0.0.1:8001 -w http://127.0.0.1:8002
 
 [dim]No GPU at hand? Engines without weights to try it on:[/]
 
@@ -43,6 +44,12 @@ prefixgate is an OpenAI-compatible gateway in front of a fleet of engines such a
 
     prefixgate worker
 """
+
+
+def _flowing(text: str) -> str:
+    """Each paragraph in one line, so that it breaks where the terminal ends; what is indented stays as it is."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(each if each.startswith(" ") else " ".join(each.splitlines()) for each in paragraphs)
 
 
 def _print_version(wanted: bool) -> None:
@@ -78,7 +85,7 @@ def application(command: str | None = None) -> typer.Typer:
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name)
         else:
-            app.command(name)(found)
+            app.command(name, help=_flowing(inspect.getdoc(found) or ""))(found)
     return app
 
 

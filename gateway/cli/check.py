@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The same as --config FILE.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The same as --config FILE.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML configuration to validate.")
     ] = None,

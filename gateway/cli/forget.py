@@ -54,7 +54,7 @@ def forget(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the gateways' answers, one a line.")] = False,
 ) -> None:
-    """Have running gateways forget what they keep of a tenant.
+    r"""Have running gateways forget what they keep of a tenant.
 
     All its answers and, on all workers, its KV; or some of its answers. It is out of reach at once. Ends with 1 where
     something could not be done: what is left is not read, but may lie where it was.
@@ -63,7 +63,8 @@ def forget(
 
         prefixgate forget acme -c prefixgate.yaml --dry-run
 
-        prefixgate forget acme --older-than 12h --admin http://10.0.0.1:9400 --admin http://10.0.0.2:9400
+        prefixgate forget acme --older-than 12h \
+            --admin http://10.0.0.1:9400 --admin http://10.0.0.2:9400
     """
     settings = None if config is None else _loaded(config).admin
     urls = admin or [_url_of(settings)]

@@ -109,14 +109,17 @@ def plan(
         str | None, _report("Write a report with plots here: one file, no network.", "--html", metavar="FILE")
     ] = None,
 ) -> None:
-    """Say how many workers a trace needs, what each routing gives, and what caches are worth.
+    r"""Say how many workers a trace needs, what each routing gives, and what caches are worth.
 
     The gateway's own routing and admission, in front of simulated engines, in virtual time: minutes
     of traffic take seconds. Searches for the fewest workers that keep the promise.
 
+    [dim]Examples:[/]
+
         prefixgate plan demo --rate 20 --slo-ttft 500ms
 
-        prefixgate plan mooncake.jsonl -n 4-64 --admission fair --classes interactive=0.6,batch=0.4
+        prefixgate plan mooncake.jsonl -n 4-64 --admission fair \
+            --classes interactive=0.6,batch=0.4
     """
     routings = _known("routing", policy or _DEFAULT_ROUTING, POLICIES)
     _known("admission", [admission], [*ADMISSION_POLICIES, _NONE])

@@ -116,7 +116,9 @@ def replay(
     instead. Prompts are the recorded messages, or made from the trace's block ids, the same text
     for every target. Ctrl-C stops early and reports what was measured so far.
 
-    For a first look: prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms
+    [dim]For a first look:[/]
+
+        prefixgate replay demo --url http://127.0.0.1:8000 --slo-ttft 500ms
     """
     if compare is not None:
         if trace is not None or html_file is not None:

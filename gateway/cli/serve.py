@@ -12,7 +12,7 @@ from gateway.config import Config, ConfigError, config_from_flags, load_config
 
 
 def serve(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The same as --config FILE.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The same as --config FILE.")] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", "-c", metavar="FILE", help="YAML configuration; takes the place of all flags below."),

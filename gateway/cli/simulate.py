@@ -80,7 +80,7 @@ def simulate(
         typer.Option(metavar="FILE|-", help="Write the gateway configuration that fits: for `serve -c FILE`."),
     ] = None,
 ) -> None:
-    """Run simulated engines: OpenAI-compatible, with real prefix caches and KV events, and no weights.
+    r"""Run simulated engines: OpenAI-compatible, with real prefix caches and KV events, and no weights.
 
     Time passes as a published model of an engine says; prompts are really tokenized and cached in blocks.
 
@@ -96,7 +96,8 @@ def simulate(
 
     [dim]Two engines with small caches, host memory behind each and a store behind both:[/]
 
-        prefixgate simulate -n 2 --blocks 2000 --host-blocks 8000 --store-blocks 50000
+        prefixgate simulate -n 2 --blocks 2000 \
+            --host-blocks 8000 --store-blocks 50000
     """
     timing = PublishedTiming() if prefill_tokens_per_s is None else LinearPrefill(prefill_tokens_per_s)
     config = FleetConfig(

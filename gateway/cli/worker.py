@@ -128,7 +128,7 @@ def worker(
         _tiers("A request waits so long for its KV, at most.", parser=told(parse_duration), metavar="TIME"),
     ] = "2s",  # type: ignore[assignment]  # is parsed
 ) -> None:
-    """Serve a model, OpenAI-compatible, with prefix caching and KV events: a small, exact engine in torch.
+    r"""Serve a model, OpenAI-compatible, with prefix caching and KV events: a small, exact engine in torch.
 
     Llama 3, Qwen2, Qwen2.5, Qwen3 and Mistral models, on CPU or CUDA.
 
@@ -138,7 +138,8 @@ def worker(
 
     [dim]A model of yours, and a gateway in front of it:[/]
 
-        prefixgate worker --model ./Qwen3-0.6B --memory 8GiB --write-config fleet.yaml
+        prefixgate worker --model ./Qwen3-0.6B --memory 8GiB \
+            --write-config fleet.yaml
 
         prefixgate serve -c fleet.yaml
     """
