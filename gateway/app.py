@@ -49,10 +49,13 @@ async def _serve_until_signalled(config: Config, file: Path | None) -> None:
         if program.reloader is not None:
             loop.add_signal_handler(signal.SIGHUP, program.reloader.at_once)
         settle_down()
+        if program.admin_port is not None:
+            log.info("control plane on http://%s", place(config.admin.host, program.admin_port))
         scheme = "http" if config.listen.tls is None else "https"
         log.info("listening on %s://%s", scheme, place(config.listen.host, port))
         await stop.wait()
-        log.info("stopping; requests in flight have %g s to finish", config.limits.drain_timeout)
+        log.info("stopping; requests in flight have %g s to finish", program.config.limits.drain_timeout)
+    log.info("stopped")
 
 
 def settle_down() -> None:

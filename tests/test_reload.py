@@ -460,6 +460,7 @@ async def test_a_hangup_signal_takes_up_the_file_and_a_second_one_a_bad_file(tmp
                 seen.append(line)
 
     try:
+        await until(f"control plane on http://127.0.0.1:{admin}")
         await until("listening on")
         file.write_text(text + "upstream: {max_attempts: 7}\n")
         process.send_signal(signal.SIGHUP)
@@ -474,6 +475,7 @@ async def test_a_hangup_signal_takes_up_the_file_and_a_second_one_a_bad_file(tmp
         process.send_signal(signal.SIGHUP)
         await until("the old one stays in force")
         os.kill(process.pid, signal.SIGTERM)
+        await until("stopped")
         async with asyncio.timeout(20):
             assert await process.wait() == 0
     finally:

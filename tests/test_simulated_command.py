@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -50,6 +51,22 @@ def test_a_fleet_runs_writes_its_configuration_and_stops_cleanly(how: signal.Sig
     assert all(worker.kv_events is not None for worker in config.workers)
     assert [model.tokenizer for model in config.models] == ["embedded"]
     assert yaml.safe_load("".join(lines))["workers"][0]["max_model_len"] == 1600
+
+
+@pytest.mark.parametrize("taken", ["--port", "--kv-port"])
+def test_a_port_that_is_taken_is_told(taken: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        ports = {"--port": "0", "--kv-port": "0", taken: port}
+        words = [word for pair in ports.items() for word in pair]
+        result = subprocess.run(
+            [*RUN, *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False
+        )
+    assert result.returncode == 1
+    (said,) = result.stderr.splitlines()
+    assert said.startswith("prefixgate: cannot listen: ")
+    assert port in said
+    assert said.endswith("; choose others with --port and --kv-port")
 
 
 def test_adapters_a_key_and_metric_names_reach_the_engines() -> None:

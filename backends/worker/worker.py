@@ -146,9 +146,9 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
         bound.setblocking(False)
-    except OSError:
+    except OSError as error:
         bound.close()
-        raise
+        raise OSError(error.errno, f"{error.strerror} (addr='{host}:{port}')") from None  # as ZMQ says it
     return bound
 
 

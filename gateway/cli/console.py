@@ -35,6 +35,12 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
+def fail_to_listen(error: Exception) -> NoReturn:
+    """Of a worker, whose ports are several; whoever raised it says which."""
+    text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    fail(f"cannot listen: {text}; choose others with --port and --kv-port")
+
+
 def fail_config(error: ConfigError, *, exit_code: int = 1) -> NoReturn:
     """Print every problem of a configuration to standard error and end with `exit_code`."""
     console = Console(stderr=True)

@@ -19,7 +19,7 @@ from backends.simulated.prometheus_text import Flavour
 from backends.simulated.timing import LinearPrefill, PublishedTiming
 from cache.kv_events import Encoding
 from cache.tokenizer import TokenizerError
-from gateway.cli.console import plain_table
+from gateway.cli.console import fail_to_listen, plain_table
 from gateway.cli.fleet_config import STDOUT, fleet_config, worker_entry
 from gateway.cli.fleet_config import write_config as write
 
@@ -131,8 +131,7 @@ def simulate(
     except (TokenizerError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="--tokenizer") from None
     except (OSError, zmq.ZMQError) as error:
-        Console(stderr=True).print(f"prefixgate: cannot listen: {error}", style="bold red", markup=False)
-        raise typer.Exit(1) from None
+        fail_to_listen(error)
 
 
 def gateway_config(fleet: SimulatedFleet) -> dict[str, object]:

@@ -20,7 +20,7 @@ from backends.worker.model_source import DEFAULT_MODEL, ModelSourceError
 from backends.worker.options import EngineOptions, WorkerOptions
 from backends.worker.worker import Worker
 from cache.tokenizer import TokenizerError
-from gateway.cli.console import fail
+from gateway.cli.console import fail, fail_to_listen
 from gateway.cli.fleet_config import STDOUT, fleet_config, worker_entry
 from gateway.cli.fleet_config import write_config as write
 from gateway.cli.options import option, told
@@ -196,7 +196,7 @@ def worker(
     except (TokenizerError, ModelSourceError, EngineError) as error:
         fail(str(error))
     except (OSError, zmq.ZMQError) as error:
-        fail(f"cannot listen: {error}")
+        fail_to_listen(error)
     if reason:
         fail(reason)
 
