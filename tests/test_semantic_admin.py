@@ -142,7 +142,7 @@ async def test_a_reload_changes_what_is_served_and_keeps_what_was_learnt() -> No
                 assert await program.apply(configured("on", EASY + ", floor: 1")) == []
                 assert (await it.ask(SAME))[1] == "miss"
                 assert await program.apply(configured("on", EASY + ", entries: 5")) == ["semantic_cache.entries"]
-                assert await program.apply(configured("off")) == ["semantic_cache.entries"]
+                assert await program.apply(configured("off")) == [], "again what is open"
                 assert program.semantic_in_force() is None
                 assert (await it.ask(it.again(PASSWORD)))[1] == "miss"
                 assert await program.apply(configured("on")) == []
