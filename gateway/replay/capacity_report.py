@@ -176,7 +176,7 @@ def _who(found: Findings) -> RenderableType:
 
 
 def _table(*, space: int = 1) -> Table:
-    """Of at most 80 columns, whatever is in it."""
+    """Made to fit 80 columns."""
     return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, space, 0, 0))
 
 
