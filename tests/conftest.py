@@ -13,8 +13,9 @@ import uvloop
 
 # The same examples every time, however slow the machine is: a change that is not at fault does not fail. Others are
 # tried with `make test ARGS=--hypothesis-profile=explore`.
-hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
-hypothesis.settings.register_profile("explore", derandomize=False, deadline=None)
+_slow_is_fine = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("same", parent=_slow_is_fine, derandomize=True, database=None)
+hypothesis.settings.register_profile("explore", parent=_slow_is_fine, derandomize=False)
 hypothesis.settings.load_profile("same")
 
 # Models of tests are too small to be computed by several threads, and those would take turns with another test's.
