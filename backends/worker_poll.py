@@ -98,11 +98,6 @@ class WorkerPoll:
         self._trouble: dict[str, str] = {}
         self._wakers = [asyncio.Event() for _ in range(3)]
 
-    def ask_again(self) -> None:
-        """Ask everything now: the worker may be another one than before."""
-        for waker in self._wakers:
-            waker.set()
-
     async def run(self) -> None:
         """Poll until cancelled."""
         connector = aiohttp.TCPConnector(limit=4)

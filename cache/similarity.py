@@ -208,10 +208,6 @@ class SimilarityIndex:
         """
         return self._forget(self._beginning(prefix))
 
-    def forget_where(self, chosen: Callable[[bytes], bool]) -> int:
-        """The same of the partitions whose keys are `chosen`."""
-        return self._forget([one for one in self._partitions.values() if chosen(one.key)])
-
     def forget_entries(
         self, partition: Callable[[bytes], bool], entry: Callable[[bytes], bool], *, dry_run: bool = False
     ) -> int:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.exchange import Exchange
     from gateway.semantic_caching import SemanticCaching
     from gateway.semantic_call import Judged, Meaning
+    from gateway.thread_line import ThreadLine
     from policies.semantic_request import Question
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class AlikeAnswers(ABC):
     """What `ResponseCaching` does after an exact miss."""
 
     cache: ResponseCache
-    executor: Executor
+    threads: ThreadLine
     flights: AnswerFlights
     semantic: SemanticCaching | None
     """None where nothing is served by meaning."""
@@ -164,12 +164,8 @@ class AlikeAnswers(ABC):
         """What is kept under a key, in whatever store, and fresh. Raises BusyError."""
         found = self.cache.lookup(key, rules)
         if found is None and self.cache.has_slower:
-            found = await self.in_executor(partial(self.cache.lookup_slower, key, rules))
+            found = await self.threads.begin(partial(self.cache.lookup_slower, key, rules))
         return found if found is not None and found.freshness is Freshness.FRESH else None
-
-    @abstractmethod
-    async def in_executor(self, work: Callable[[], T]) -> T:
-        """What takes a thread. Raises BusyError where too much waits for one."""
 
 
 def result_of(done: asyncio.Future[T]) -> T | None:

@@ -20,6 +20,11 @@ from gateway.response_caching import ResponseCaching
 from gateway.semantic_assembly import OpenedSemantic
 from gateway.semantic_caching import SemanticCaching
 
+_SWEEP_SELDOM = 3600.0
+"""Seconds between two looks for answers that are of no use any more, at most; less where they are of use for less."""
+_SWEEP_OFTEN = 1.0
+_SWEEP_SECONDS = 20.0
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -72,6 +77,7 @@ class AnswerCaches:
         if opened.responses is not None:
             self.responses = opened.responses
             self._opened_for["response_cache"] = config
+            self._background.start(self._sweep(opened.responses), "removing answers that are out of date")
         if opened.semantic is not None:
             self._opened_for["semantic_cache"] = config
             semantic = self.semantic = semantic_assembly.semantic_caching(config, opened.semantic)
@@ -120,3 +126,12 @@ class AnswerCaches:
         if self.semantic is not None:
             kept["semantic"] = self.semantic
         return kept
+
+    async def _sweep(self, kept: KeptResponses) -> None:
+        """Until it is cancelled, remove what nobody may be answered with any more: whoever limits how long answers are
+        kept does not want to find them on disk.
+        """
+        while True:
+            useful = response_assembly.longest_use(self._config)
+            await asyncio.sleep(min(max(useful, _SWEEP_OFTEN), _SWEEP_SELDOM))
+            await self._loop.run_in_executor(kept.executor, partial(kept.cache.sweep, useful, seconds=_SWEEP_SECONDS))

@@ -55,7 +55,7 @@ def out_of_date(opened: Config, config: Config) -> list[str]:
     names = [name for name in _STORES if getattr(opened.response_cache, name) != getattr(config.response_cache, name)]
     if "tenant_share" not in names and bool(opened.tenants.members) != bool(config.tenants.members):
         names.append("tenant_share")
-    if opened.response_cache.redis is not None and _longest(config) > _longest(opened):
+    if opened.response_cache.redis is not None and longest_use(config) > longest_use(opened):
         names.append("ttl")  # Redis drops what nobody was to use any more
     return names
 
@@ -71,7 +71,7 @@ def open_responses(config: Config) -> KeptResponses | None:
             url=settings.redis.url.get_secret_value(),
             prefix=settings.redis.prefix,
             timeout=settings.redis.timeout,
-            ttl=max(_longest(config), 1.0),
+            ttl=max(longest_use(config), 1.0),
         )
     share = settings.tenant_share if config.tenants.members else None
     disk_bytes = 0 if settings.disk is None else settings.disk.size
@@ -95,8 +95,8 @@ def open_responses(config: Config) -> KeptResponses | None:
         raise ConfigError("configuration", [Problem(_SECTION, str(error))]) from None
 
 
-def _longest(config: Config) -> float:
-    """Seconds for which any answer is of use."""
+def longest_use(config: Config) -> float:
+    """Seconds for which any answer is of use to anybody, fresh or stale."""
     settings = config.response_cache
     ttls = [
         settings.ttl,

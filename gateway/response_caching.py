@@ -34,7 +34,7 @@ from gateway.header_finder import header_finder, list_finder
 from gateway.request_keys import Keyed, keyed
 from gateway.request_record import Outcome
 from gateway.routes import Kind
-from gateway.semantic_call import BusyError
+from gateway.thread_line import BusyError, ThreadLine
 from policies.response_freshness import (
     NOTHING_SAID,
     CacheDirectives,
@@ -82,7 +82,7 @@ class ResponseCaching(AlikeAnswers):
         self.settings = settings
         self.flights = AnswerFlights()
         self.semantic = None
-        self.executor = executor
+        self.threads = ThreadLine(executor)
         self.verifier = AnswerVerifier(proceed)
         self.refusals: Counter[str] = Counter()
         """Requests that were not looked up, and answers that were not kept, by why."""
@@ -93,7 +93,6 @@ class ResponseCaching(AlikeAnswers):
         self._proceed = proceed
         self._attempt = attempt
         self._wall = wall
-        self._in_threads = 0
 
     # -- a request comes
 
@@ -215,7 +214,7 @@ class ResponseCaching(AlikeAnswers):
                 events = answers.disassemble(cached.call.kind, entry.body, usage=cached.usage)
             except answers.AnswerError:
                 log.warning("an answer in the cache cannot be given as a stream; it is removed")
-                self.executor.submit(self.cache.discard, key or cached.key)
+                self.threads.executor.submit(self.cache.discard, key or cached.key)
                 return False
         exchange.caching = exchange.recording = None
         exchange.worker = None
@@ -257,38 +256,12 @@ class ResponseCaching(AlikeAnswers):
 
     def _work(self, work: Callable[[], T], then: Callable[[T | None], None]) -> asyncio.Future[T] | None:
         """Have a thread do it, `then` go on with what comes of it, None where it failed. None: too much waits there."""
-        working = self._begun(work)
-        if working is not None:
-            working.add_done_callback(lambda worked: then(result_of(worked)))
-        return working
-
-    def _begun(self, work: Callable[[], T]) -> asyncio.Future[T] | None:
-        """What comes of it in a thread; whoever cancels that gives it up. None: too much waits there."""
-        if self._in_threads >= _MOST_IN_THREADS:
+        try:
+            working = self.threads.begin(work)
+        except BusyError:
             return None
-        self._in_threads += 1
-        line = [work]
-
-        def turn() -> T:
-            return line.pop()()
-
-        working = self._loop.run_in_executor(self.executor, turn)
-        working.add_done_callback(self._left)
-        # A place in the executor's line is only given back by a thread: while a disk hangs, what is cancelled there
-        # would pile up. So it keeps its place, and nothing of what it was about.
-        given_up = asyncio.shield(working)
-        given_up.add_done_callback(lambda _: line.clear())
-        return given_up
-
-    def _left(self, _: asyncio.Future[T]) -> None:
-        self._in_threads -= 1
-
-    async def in_executor(self, work: Callable[[], T]) -> T:
-        """See `AlikeAnswers`."""
-        working = self._begun(work)
-        if working is None:
-            raise BusyError
-        return await working
+        working.add_done_callback(lambda worked: then(result_of(worked)))
+        return working
 
     def _found(self, exchange: Exchange, cached: CachedCall, found: Found | None) -> None:
         """What the slower stores have; None where there is nothing, or it took too long."""
@@ -470,8 +443,6 @@ _JSON: Final = "application/json"
 _LONG: Final = 32 << 10
 """Bytes of an answer from which on it is looked at in a thread."""
 _KINDS: Final = (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.MESSAGES, Kind.EMBEDDING)
-_MOST_IN_THREADS: Final = 256
-"""Requests and answers that wait for what is done in threads at a time: beyond that it is skipped."""
 _KEY_WAIT: Final = 2.0
 _NO_KEY: Final = ResponseKey(b"")
 _MOST_BACKGROUND: Final = 64

@@ -22,7 +22,6 @@ from cache.response_cache import Forgotten
 from cache.response_key import model_tag, scope_tag, tag_of
 from cache.store import StoreError
 from gateway.semantic_call import (
-    BusyError,
     Judged,
     Learner,
     Meaning,
@@ -32,6 +31,7 @@ from gateway.semantic_call import (
     wishes_of,
 )
 from gateway.semantic_lessons import Lessons
+from gateway.thread_line import BusyError
 from policies.response_freshness import Freshness, judge
 from policies.semantic import Candidate, Choice, Outcome, SemanticPolicy
 from policies.semantic_request import Question, question_of

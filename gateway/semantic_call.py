@@ -28,10 +28,6 @@ _min_similarity: Final = header_finder(_MIN_SIMILARITY)
 _max_error: Final = header_finder(_MAX_ERROR)
 
 
-class BusyError(Exception):
-    """Too much waits for the threads that search."""
-
-
 class Learner(NamedTuple):
     """Whose evidence it is: a tenant's, or that of one of its models which has settings of its own."""
 

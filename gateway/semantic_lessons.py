@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cache.store import StoreError
 from gateway.answer_comparison import VERIFIER, WORDS, answer_text, answers_agree
-from gateway.semantic_call import BusyError, Judged, Meaning
+from gateway.semantic_call import Judged, Meaning
+from gateway.thread_line import BusyError
 from policies.guards.strength import SAME_TEXT
 from policies.semantic import Choice, Outcome, Why
 
@@ -132,7 +133,7 @@ class Lessons(ABC):
                 same = await self._verified(cached, meaning, verifier, bodies, asker)
             else:
                 scope = meaning.learner.tenant + _ANSWERS
-                executor, kind, least = cached.caching.executor, cached.call.kind, self.settings.agreement
+                executor, kind, least = cached.caching.threads.executor, cached.call.kind, self.settings.agreement
                 same = await answers_agree(self.batcher, executor, kind, bodies, scope=scope, least=least)
         if same is None or meaning.epoch != self._epoch:
             self.labels[source, "none"] += 1
@@ -157,7 +158,7 @@ class Lessons(ABC):
     ) -> bool | None:
         """Do both say the same, in a model's words?"""
         caching, kind = cached.caching, cached.call.kind
-        one, other = [await caching.in_executor(partial(answer_text, kind, body)) for body in bodies]
+        one, other = [await caching.threads.begin(partial(answer_text, kind, body)) for body in bodies]
         if one is None or other is None:
             return False
         return await caching.verifier.agree(asker.server, verifier, asker.tenant, meaning.text, (one, other))

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cache.one_core import keep_to_one_core
 from cache.response_key import KEY_BYTES, TAG_BYTES, ResponseKey
@@ -22,7 +22,8 @@ from cache.similarity import SimilarityIndex, SimilarityStats
 from cache.store import StoreError
 from gateway.embedding_batcher import NICENESS
 from gateway.embedding_thread import be_nice
-from gateway.semantic_call import BusyError, Similar
+from gateway.semantic_call import Similar
+from gateway.thread_line import ThreadLine
 from policies.guards.check import check
 from policies.guards.profile import Profile
 from policies.guards.reading import profile
@@ -33,10 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 _NEAREST: Final = 5
-_MOST_WAITING: Final = 256
 _SLICE: Final = 8
 """Entries that go into a graph between two searches: some milliseconds."""
 _PROFILES: Final = 2_048
@@ -60,7 +58,7 @@ class SimilarQuestions:
         keep_to_one_core()
         self._index = index
         self._executor = ThreadPoolExecutor(1, "questions", be_nice, (NICENESS,))
-        self._waiting = 0
+        self._line = ThreadLine(self._executor)
         self._works = False
         self._failed = False
         self._profile = lru_cache(maxsize=_PROFILES)(profile)
@@ -76,7 +74,7 @@ class SimilarQuestions:
     @property
     def waiting(self) -> int:
         """What the thread has still to do."""
-        return self._waiting
+        return self._line.length
 
     async def search(
         self, partition: bytes, vector: Vector, text: str, floor: float, *, least: int = LOOSE
@@ -84,7 +82,7 @@ class SimilarQuestions:
         """Questions of the partition that no guard refuses by rules of at least that strength: those that the guards
         find most alike, and of these the most similar first. Raises BusyError.
         """
-        searched = await self._run(lambda: self._search(partition, vector, text, floor, least))
+        searched = await self._line.begin(lambda: self._search(partition, vector, text, floor, least))
         self.refusals.update(searched.refusals)
         return searched.similar
 
@@ -99,7 +97,7 @@ class SimilarQuestions:
         still: Callable[[], bool],
     ) -> bool:
         """Keep a question whose answer is kept, unless what came before was forgotten meanwhile. Raises BusyError."""
-        added = await self._run(lambda: still() and self._add(partition, key, stored_at, vector, text))
+        added = await self._line.begin(lambda: still() and self._add(partition, key, stored_at, vector, text))
         self._work()
         return added
 
@@ -123,7 +121,7 @@ class SimilarQuestions:
 
     async def flush(self) -> None:
         """Have what was added and removed survive a crash of the machine."""
-        await self._run(self._index.flush)
+        await self._line.begin(self._index.flush)
 
     def close(self) -> None:
         """Do what is to be done, and give the file back. Blocks."""
@@ -172,40 +170,6 @@ class SimilarQuestions:
         )
 
     # -- the way there
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        if self._waiting >= _MOST_WAITING:
-            raise BusyError
-        self._waiting += 1
-        given_up = False
-
-        def turn() -> T:
-            if given_up:
-                raise BusyError
-            return work()
-
-        try:
-            doing = self._executor.submit(turn)
-        except RuntimeError:  # closed
-            self._waiting -= 1
-            raise BusyError from None
-        loop = asyncio.get_running_loop()
-        doing.add_done_callback(lambda _: self._called(loop))
-        try:
-            # A place in the executor's line is only given back by the thread: cancelled ones would wait without bound.
-            return await asyncio.shield(asyncio.wrap_future(doing))
-        except asyncio.CancelledError:
-            given_up = True
-            raise
-
-    def _called(self, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            loop.call_soon_threadsafe(self._done)
-        except RuntimeError:  # the loop has ended
-            self._done()
-
-    def _done(self) -> None:
-        self._waiting -= 1
 
     def _submit(self, work: Callable[[], object]) -> None:
         try:

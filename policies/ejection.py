@@ -135,15 +135,6 @@ class Ejections:
         """When its last ejection ends, or ended if no sweep has told so yet; None where it is in."""
         return self._until.get(worker)
 
-    def readmit(self, worker: WorkerId, now: float) -> bool:  # noqa: ARG002 - as all that happens to a worker
-        """Somebody knows that it is well (an active probe, the operator). True where that is news: it was out, or its
-        time was over and no sweep had told so. It is not forgiven at once: failing again soon, it is out for longer.
-        """
-        record = self._records.get(worker)
-        if record is not None:
-            record.well()
-        return self._until.pop(worker, None) is not None
-
     def sweep(self, now: float) -> list[WorkerId]:
         """Those that are back since the last sweep. Everybody who has been in since then is forgiven one ejection."""
         back, self._back = self._back, []

@@ -18,7 +18,6 @@ import pytest
 from backends.discovery.base import Discovery, Found, in_order
 from backends.discovery.dns import DnsDiscovery
 from backends.discovery.dns_answers import Change, LastKnown, Service, best_services, from_addresses, from_services
-from backends.discovery.static import StaticDiscovery
 from tests.gateway_fixtures import eventually
 
 NAME = "workers.test."
@@ -284,13 +283,6 @@ async def test_an_address_needs_no_server() -> None:
     async with NameServer().running() as server, following(server, "10.1.2.3") as follower:
         assert await follower.next(1) == ["10.1.2.3:8000"]
         assert server.questions == []
-
-
-async def test_a_list_is_found_once() -> None:
-    follower = Following(StaticDiscovery([Found("a", 1), Found("b", 2, 3.0)]))
-    await follower.run()
-    assert follower.sets == [{Found("a", 1), Found("b", 2, 3.0)}]
-    assert [each.name for each in in_order(follower.sets[0])] == ["a:1", "b:2"]
 
 
 # --- what answers mean -------------------------------------------------------------------------------------

@@ -146,30 +146,6 @@ def test_force() -> None:
     assert not ejections.force(C, 0.0)  # not of this fleet
 
 
-def test_readmitted_is_in_at_once_but_not_forgiven() -> None:
-    ejections = fleet()
-    fail(ejections, A, 0.0)
-    assert ejections.readmit(A, 5.0)
-    assert not ejections.readmit(A, 5.0)
-    assert (ejections.is_out(A, 5.0), ejections.until(A)) == (False, None)
-    assert fail(ejections, A, 6.0) == [False] * 4 + [True]
-    assert ejections.until(A) == 66.0
-
-
-def test_readmitted_after_its_time_is_told_once() -> None:
-    ejections = fleet()
-    fail(ejections, A, 0.0)
-    assert ejections.readmit(A, 31.0)
-    assert ejections.sweep(32.0) == []
-
-
-def test_readmitting_resets_the_count() -> None:
-    ejections = fleet()
-    fail(ejections, A, 0.0, times=4)
-    assert not ejections.readmit(A, 1.0)
-    assert not ejections.record(A, GATEWAY, 2.0)
-
-
 def test_a_removed_worker_is_gone_and_comes_back_unburdened() -> None:
     ejections = fleet()
     fail(ejections, A, 0.0)
@@ -264,12 +240,6 @@ class Fleet(RuleBasedStateMachine):
         assert self.ejections.force(worker, self.now) is (worker in self.known and not was_out and room)
         if not was_out:
             self.out_since[worker] = self.now
-
-    @rule(worker=NAMES)
-    def readmit(self, worker: WorkerId) -> None:
-        listed = self.ejections.until(worker) is not None
-        assert self.ejections.readmit(worker, self.now) is listed
-        assert not self.ejections.is_out(worker, self.now)
 
     @rule(seconds=st.sampled_from([0.5, 10.0, 40.0, 400.0]))
     def wait(self, seconds: float) -> None:

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from gateway.pipeline import RequestPipeline
+from gateway.thread_line import BusyError, ThreadLine
 from tests.answer_fixtures import MESSAGE
 from tests.caching_fixtures import ASKED, Counted, Setting, chunks, setting, whole
 from tests.data_plane_fixtures import RawWorker, Turn, ask, client_of, inside, plane, post
@@ -240,7 +241,7 @@ class Failing(Executor):
 async def test_a_long_request_whose_key_is_not_known_is_told_so() -> None:
     messages = [{"role": "user", "content": "Long. " * 60_000}]
     async with setting() as it:
-        it.caching.executor = Failing()
+        it.caching.threads = ThreadLine(Failing())
         assert await it.ask(messages=messages) == ("Answer 1.", "bypass")
         with pytest.raises(openai.InternalServerError, match="no stored answer"):
             await it.ask(messages=messages, headers={"Cache-Control": "only-if-cached"})
@@ -261,16 +262,15 @@ async def test_while_a_disk_hangs_nothing_piles_up_before_the_threads() -> None:
     hangs = threading.Event()
     async with setting() as it:
         with ThreadPoolExecutor(1) as thread, closing_of(hangs):
-            it.caching.executor = thread
+            it.caching.threads = ThreadLine(thread)
             for _ in range(400):
-                looks = asyncio.create_task(it.caching.in_executor(hangs.wait))
-                await asyncio.sleep(0)
-                looks.cancel()
+                with suppress(BusyError):
+                    it.caching.threads.begin(hangs.wait).cancel()
             assert thread._work_queue.qsize() < 256
             messages = [{"role": "user", "content": "Long. " * 60_000}]
             assert (await it.ask(messages=messages))[1] == "bypass"
             hangs.set()
-            await eventually(lambda: it.caching._in_threads == 0)
+            await eventually(lambda: it.caching.threads.length == 0)
             assert (await it.ask(messages=messages))[1] == "miss"
         it.check_left()
 

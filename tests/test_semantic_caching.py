@@ -21,8 +21,9 @@ import openai
 import pytest
 
 from gateway.config import Config, ConfigError
-from gateway.semantic_call import BusyError, Learner
+from gateway.semantic_call import Learner
 from gateway.semantic_learners import EvidenceFile
+from gateway.thread_line import BusyError
 from policies.response_freshness import FreshnessRules
 from policies.types import Tier
 from tests.gateway_fixtures import config_for, eventually

@@ -331,7 +331,7 @@ def test_what_is_forgotten_is_nowhere_even_without_a_clean_end(tmp_path: Path) -
     assert index.count(b"") == 60
     assert index.forget(scopes[0]) == 20
     assert index.forget(scopes[0]) == 0
-    assert index.forget_where(lambda partition: partition == scopes[1] + key(0)[:16]) == 10
+    assert index.forget(scopes[1] + key(0)[:16]) == 10
     assert index.remove(key(2)) is True
     assert index.remove(key(2)) is False
     index.check()
