@@ -66,10 +66,10 @@ class RequestRecord:
     """One request."""
 
     __slots__ = (
-        "arrived", "attempts", "cache", "cached_tokens", "charged_tokens", "dialect", "error", "finished_at",
-        "first_byte_at", "kind", "method", "model", "outcome", "path", "predicted_ttft", "prompt_tokens", "queued_s",
-        "request_id", "response_bytes", "response_model", "restored_tokens", "routed_at", "service_class", "session",
-        "status", "streams", "tenant", "trace", "traceparent", "usage",
+        "arrived", "attempts", "cache", "cache_refusal", "cached_tokens", "charged_tokens", "dialect", "error",
+        "finished_at", "first_byte_at", "kind", "method", "model", "outcome", "path", "predicted_ttft",
+        "prompt_tokens", "queued_s", "request_id", "response_bytes", "response_model", "restored_tokens", "routed_at",
+        "service_class", "session", "status", "streams", "tenant", "trace", "traceparent", "usage",
     )  # fmt: skip
 
     def __init__(self, request_id: bytes, method: bytes, path: bytes, arrived: float) -> None:
@@ -94,6 +94,7 @@ class RequestRecord:
         self.cached_tokens = 0  # that the chosen worker was thought to hold on its device
         self.restored_tokens = 0  # that it was thought to restore behind those
         self.cache = ""  # what the response cache had for it, "" where it was not asked
+        self.cache_refusal = ""  # why it was not asked, or did not keep the answer
         self.usage: Usage = NO_USAGE  # as the worker reported
         self.routed_at = 0.0  # of the last attempt
         self.first_byte_at = 0.0
@@ -120,4 +121,6 @@ class Observer(Protocol):
     """Is told of every request that is over; synchronous, quick, and must not raise."""
 
     def finished(self, record: RequestRecord) -> None:
-        """The request is over, however it ended. The record will not change any more."""
+        """The request is over, however it ended. The record will not change any more, except that a long answer may turn
+        out not to be kept.
+        """

@@ -160,11 +160,15 @@ class ResponseCaching(AlikeAnswers):
 
     def _bypass(self, exchange: Exchange, asked: CacheDirectives, refusal: Refusal | None) -> bool:
         if refusal is not None:
-            self.refusals[refusal.value] += 1
+            self._refuse(exchange, refusal)
         if asked.only_if_cached:
             raise _not_cached()
         tell(exchange, Result.BYPASS)
         return False
+
+    def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
+        self.refusals[refusal.value] += 1
+        exchange.record.cache_refusal = refusal.value
 
     # -- an answer is known
 
@@ -313,7 +317,7 @@ class ResponseCaching(AlikeAnswers):
     def _listen(self, exchange: Exchange, cached: CachedCall) -> None:
         if not self._is_unambiguous(exchange, cached):
             cached.stamp = None
-            self.refusals[Refusal.AMBIGUOUS.value] += 1
+            self._refuse(exchange, Refusal.AMBIGUOUS)
         cached.openings = openings_in(cached.call.fields)  # they are gone when the answer comes
         exchange.caching = cached
         cached.again(exchange)
@@ -414,7 +418,7 @@ class ResponseCaching(AlikeAnswers):
         )
         refusal = refuse_answer(kind.value, told, most_bytes=self.settings.max_entry)
         if refusal is not None:
-            self.refusals[refusal.value] += 1
+            self._refuse(exchange, refusal)
         if not facts.whole or facts.failed:
             return None
         usage, stamp = facts.usage, cached.stamp

@@ -132,6 +132,7 @@ def test_an_explanation_tells_candidates_costs_choice_and_what_came_of_it() -> N
         "status": 200,
         "error": None,
         "response_cache": None,
+        "response_cache_refusal": None,
         "worker": "w1",
         "retries": 1,
         "prompt_tokens": 128,

@@ -101,6 +101,7 @@ def test_an_access_line_in_json_has_its_fields_as_fields() -> None:
         "class": None,
         "queued_s": None,
         "cache": None,
+        "cache_refusal": None,
         "worker": "w1",
         "attempts": 1,
         "model": "m",

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from gateway.pipeline import RequestPipeline
+from gateway.request_record import RequestRecord
 from gateway.thread_line import BusyError, ThreadLine
 from tests.answer_fixtures import MESSAGE
 from tests.caching_fixtures import ASKED, Counted, Setting, chunks, setting, whole
@@ -59,6 +60,16 @@ async def test_one_answer_serves_clients_that_stream_and_that_do_not(first: str)
         assert await it.stream(**options) == told
 
 
+class Records:
+    """What was noted of requests."""
+
+    def __init__(self) -> None:
+        self.refusals: list[str] = []
+
+    def finished(self, record: RequestRecord) -> None:
+        self.refusals.append(record.cache_refusal)
+
+
 async def test_a_stream_from_the_cache_is_all_that_a_stream_is() -> None:
     async with setting() as it:
         await it.ask()
@@ -81,12 +92,19 @@ async def test_at_a_pace_a_stream_comes_in_pieces() -> None:
         await eventually(lambda: not it.pipeline.live)
 
 
-@pytest.mark.parametrize("finish", ["length", "content_filter"])
-async def test_half_answers_are_not_kept(finish: str) -> None:
+@pytest.mark.parametrize(("finish", "why"), [("length", "truncated"), ("content_filter", "filtered")])
+async def test_half_answers_are_not_kept_and_who_looks_is_told_why(finish: str, why: str) -> None:
     async with setting() as it:
+        records = Records()
+        it.pipeline.observers += (records,)
         it.worker.finish = finish
         assert [(await it.ask())[1], (await it.ask())[1]] == ["miss", "miss"]
-        assert it.worker.calls == 2
+        assert (await it.ask(temperature=1))[1] == "bypass"
+        it.worker.finish = "stop"
+        assert (await it.ask())[1] == "miss"
+        assert it.worker.calls == 4
+        await eventually(lambda: len(records.refusals) == 4)
+        assert records.refusals == [why, why, "sampled", ""]
 
 
 async def test_errors_are_not_kept() -> None:

@@ -37,6 +37,7 @@ def summary(record: RequestRecord, epoch: float) -> dict[str, object]:
         "status": record.status,
         "error": record.error or None,
         "response_cache": record.cache or None,
+        "response_cache_refusal": record.cache_refusal or None,
         "worker": record.worker,
         "retries": max(0, len(record.attempts) - 1),
         "prompt_tokens": record.prompt_tokens,

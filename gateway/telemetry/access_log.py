@@ -41,6 +41,7 @@ def access_fields(record: RequestRecord) -> dict[str, object]:
         "class": record.service_class or None,
         "queued_s": round(record.queued_s, 6) if record.service_class else None,
         "cache": record.cache or None,
+        "cache_refusal": record.cache_refusal or None,
         "worker": record.worker,
         "attempts": len(record.attempts),
         "model": record.model,
