@@ -121,6 +121,6 @@ class Observer(Protocol):
     """Is told of every request that is over; synchronous, quick, and must not raise."""
 
     def finished(self, record: RequestRecord) -> None:
-        """The request is over, however it ended. The record will not change any more, except that a long answer may turn
-        out not to be kept.
+        """The request is over, however it ended. The record will not change any more, but a long answer may turn out
+        not to be kept.
         """
