@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 from math import exp, inf
 from typing import Final, NamedTuple
 
-from policies.latency_endings import Endings
 from policies.latency_steps import EngineSteps, Fills, Prompt, Served, Speed
 
 _LATE_S: Final = 20.0
 """Time constant of what was prefilled and given back "of late"."""
 _LEAST_SPAN: Final = 0.05
 """Share of it that a rate is taken over at least."""
-
-_NEARLY_FULL: Final = 0.5
-_MOST_LOOKED_AT: Final = 32
 
 
 class Load(NamedTuple):
@@ -54,8 +49,6 @@ class Load(NamedTuple):
     """Cached ones that they will use and that nobody does now, each by itself."""
     room_tokens: float = inf
     """That its KV cache holds."""
-    ends_per_step: float = 0.0
-    """Running requests that the next step ends, in the mean; 0 while there is room enough for all."""
 
 
 class WorkerLoad:
@@ -68,7 +61,6 @@ class WorkerLoad:
         "_answered_sum",
         "_begun",
         "_budget",
-        "_endings",
         "_held_running",
         "_held_waiting",
         "_late_at",
@@ -87,11 +79,10 @@ class WorkerLoad:
         "room",
     )  # fmt: skip
 
-    def __init__(self, budget: float = 8_192.0, fills: Fills | None = None, endings: Endings | None = None) -> None:
+    def __init__(self, budget: float = 8_192.0, fills: Fills | None = None) -> None:
         """`budget`: tokens that one of its steps computes at most."""
         self.room = inf
         """Tokens that its KV cache holds."""
-        self._endings = endings or Endings()
         self._used = self._need_waiting = self._reuse_waiting = 0.0
         self._unique = 1.0
         """Used tokens over those that all hold by themselves."""
@@ -114,7 +105,6 @@ class WorkerLoad:
         faded = exp(min(self._late_at - now, 0.0) / _LATE_S)
         per_second = faded / (_LATE_S * max(1.0 - exp(min(self._late_from - now, 0.0) / _LATE_S), _LEAST_SPAN))
         at_work = steps.step is not None
-        needed = self._used + self._need_waiting + self._reuse_waiting
         return Load(
             steps.end(speed) - now if at_work else steps.residual(now, speed),
             steps.joinable(now) if at_work else 0.0,
@@ -132,7 +122,6 @@ class WorkerLoad:
             self._need_waiting,
             self._reuse_waiting,
             self.room,
-            self._ends(now, tpot_s) if needed > _NEARLY_FULL * self.room else 0.0,
         )
 
     def told_used(self, tokens: float, at_work: int | None, now: float, speed: Speed, tpot_s: float) -> None:
@@ -155,14 +144,6 @@ class WorkerLoad:
         that, somebody does.
         """
         return context if context <= self.room - self._used else 0.0
-
-    def _ends(self, now: float, tpot_s: float) -> float:
-        """Of at most so many, and the others alike."""
-        if not self._running:
-            return 0.0
-        chance, per_s = self._endings.chance, 1.0 / tpot_s if tpot_s > 0 else 0.0
-        some = list(islice(self._running.values(), _MOST_LOOKED_AT))
-        return sum([chance((now - each.answered) * per_s + 1.0) for each in some]) * len(self._running) / len(some)
 
     def sent(self, prompt: Prompt, speed: Speed, tpot_s: float) -> None:
         """A request went to it just now."""
@@ -223,7 +204,6 @@ class WorkerLoad:
             self._fade(now)
             self._released += prompt.held + output_tokens
             if output_tokens > 0:
-                self._endings.observe(int(output_tokens))
                 steps.step_ended(now, speed)
 
     def _advance(self, now: float, speed: Speed, tpot_s: float) -> EngineSteps:

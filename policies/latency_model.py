@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 from policies.latency_calibration import Correction, Errors, Margin
 from policies.latency_decode import LEAST_TPOT_S, DecodePace, Recent
-from policies.latency_endings import Endings
 from policies.latency_fit import SharedFit
 from policies.latency_load import Load, WorkerLoad
 from policies.latency_path import LEAST_S, MOST_S, Estimate, Judges, PrefillPath, Situation
+from policies.latency_room import RoomWaits
 from policies.latency_steps import Fills, Prompt, Served, Speed
 
 __all__ = ["FleetLatency", "LatencyModel", "LatencyPrior", "Load", "Prediction", "Situation", "WorkerLatency"]
@@ -48,17 +48,15 @@ class LatencyPrior:
 class FleetLatency:
     """What the workers of one class (a model on one kind of machine) know together; each new one begins with it."""
 
-    __slots__ = ("correction", "endings", "fills", "judges", "margins", "path", "prior", "recent", "room_correction",
-                 "room_judges", "tpot", "tpot_correction", "tpot_margin")  # fmt: skip
+    __slots__ = ("correction", "fills", "judges", "margins", "path", "prior", "recent", "tpot", "tpot_correction",
+                 "tpot_margin", "waits")  # fmt: skip
 
     def __init__(self, prior: LatencyPrior | None = None) -> None:
         self.prior = prior = prior or LatencyPrior()
         self.path = SharedFit((prior.step_s, 1.0 / prior.tokens_per_second, 0.0, prior.tpot_s, 0.0))
         self.tpot = SharedFit((prior.tpot_s, 0.0, 0.0))
-        self.room_judges = (Judges(), Judges(), Judges())
         self.fills = Fills()
-        self.endings = Endings()
-        self.room_correction = Correction()
+        self.waits = RoomWaits()
         self.judges = Judges()
         self.recent = Recent()
         self.correction = Correction()
@@ -86,16 +84,15 @@ class Prediction(NamedTuple):
 class LatencyModel:
     """One worker's. No method keeps what it is given."""
 
-    __slots__ = ("_correction", "_decode", "_margins", "_path", "_room_correction", "_tpot_correction", "_tpot_margin",
+    __slots__ = ("_correction", "_decode", "_margins", "_path", "_tpot_correction", "_tpot_margin",
                  "tpot_errors", "ttft_errors")  # fmt: skip
 
     def __init__(self, fleet: FleetLatency | None = None) -> None:
         fleet = fleet or FleetLatency()
         budget = float(fleet.prior.step_tokens)
-        self._path = PrefillPath(fleet.path, fleet.fills, fleet.room_judges, budget)
+        self._path = PrefillPath(fleet.path, fleet.fills, fleet.waits, budget)
         self._decode = DecodePace(fleet.tpot, fleet.judges, fleet.recent, self._path, budget)
         self._correction = Correction(fleet.correction)
-        self._room_correction = fleet.room_correction
         self._tpot_correction = Correction(fleet.tpot_correction)
         self._margins = [Margin(margin) for margin in fleet.margins]
         self._tpot_margin = Margin(fleet.tpot_margin)
@@ -119,8 +116,9 @@ class LatencyModel:
         uncached = min(max(uncached, 1.0), _MOST_TOKENS)
         context = min(max(context, 0.0), _MOST_TOKENS)
         estimate = self._path.estimate(load, uncached, context)
-        correction = self._room_correction if estimate.situation is Situation.ROOM else self._correction
-        ttft = estimate.seconds * correction.factor
+        ttft = estimate.seconds
+        if estimate.situation is not Situation.ROOM:
+            ttft *= self._correction.factor
         tpot = self._decode.estimate(load, uncached + context) * self._tpot_correction.factor
         return Prediction(
             _bounded(ttft + restore_s),
@@ -146,7 +144,6 @@ class LatencyModel:
         estimate = predicted.estimate
         if estimate.situation is Situation.ROOM:
             self._path.observe(estimate, took)
-            self._room_correction.observe(took / estimate.seconds)
         else:
             self._correction.observe(took / estimate.seconds)
 
@@ -182,7 +179,7 @@ class WorkerLatency:
         """`fleet` is shared by the workers of one class; `kv_tokens`: how many the KV cache holds, if that is known."""
         fleet = fleet or FleetLatency()
         self.model = LatencyModel(fleet)
-        self._load = WorkerLoad(fleet.prior.step_tokens, fleet.fills, fleet.endings)
+        self._load = WorkerLoad(fleet.prior.step_tokens, fleet.fills)
         self.hold(kv_tokens)
         self._predictions: dict[int, tuple[Prediction, float, bool]] = {}  # ticket -> what was said, when, streams
         self._firsts: dict[int, float] = {}  # ticket -> first token

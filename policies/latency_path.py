@@ -4,21 +4,19 @@ The time is linear in a few terms: a per step, b per uncached token, c per atten
 d per step and e per step and token of context. They are learnt from what a worker got done between two moments at which
 a step was seen to end. How fast it goes just now, its pace, is the median of the last such stretches.
 
-A request may also wait because the KV cache is full; then it is those that finish who make room. Whether prompts that
-do not fit wait is not certain from outside (running requests share prefixes, and prompts come in pieces), so both
-answers are blended by how well each did of late.
+A request may also wait because the KV cache is full; then it is those that finish who make room: see `latency_room`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from enum import IntEnum
 from math import ceil, exp, log
 from typing import Final, NamedTuple
 
 from policies.latency_fit import Fit, SharedFit
 from policies.latency_load import Load
+from policies.latency_room import RoomWaits
 from policies.latency_steps import Fills, Served, Speed
 from policies.restore_speed import attended
 
@@ -28,10 +26,8 @@ MOST_S: Final = 1e6
 _MOST_OFF: Final = 3.0
 """A measurement teaches as if it were at most so many times what was believed: one stall moves little."""
 _LONG_QUEUE: Final = 4.0
-_MEDIAN: Final = 0.3
-"""By so much less than their mean number is the median until so many have ended whose chance is constant."""
-_MANY: Final = 1.0
-"""If more than so many must end, the room that was made of late tells more than when each is due."""
+_NEARLY_FULL: Final = 0.5
+"""Of a cache that is less full, with what waits, nobody waits for room."""
 _STUCK: Final = 3.0
 """By so many steps late, it is for want of room."""
 _FULL: Final = 0.95
@@ -67,12 +63,10 @@ class Estimate(NamedTuple):
     situation: Situation
     bucket: int
     """When its last step begins; see `Fills`."""
-    judge: int
-    """Who says whether it waits for room: of prompts that are alone, behind others, and behind others that should have
-    been answered by now.
-    """
-    if_room_s: float
-    if_full_s: float
+    room: int
+    """What it waits for room like, of `RoomWaits`; -1: it should not."""
+    base_s: float
+    """By which its wait is then measured."""
 
 
 class Judges:
@@ -101,13 +95,13 @@ class Judges:
 class PrefillPath:
     """One worker's."""
 
-    __slots__ = ("_fills", "_judges", "_skipped", "_stretches", "budget", "fit", "pace", "speed")
+    __slots__ = ("_fills", "_skipped", "_stretches", "_waits", "budget", "fit", "pace", "speed")
 
-    def __init__(self, shared: SharedFit, fills: Fills, judges: Sequence[Judges], budget: float) -> None:
-        """`judges`: three, of prompts that may not fit; see `Estimate`."""
+    def __init__(self, shared: SharedFit, fills: Fills, waits: RoomWaits, budget: float) -> None:
+        """`waits`: of prompts that may not fit."""
         self.fit = Fit(shared)
         self._fills = fills
-        self._judges = judges
+        self._waits = waits
         self.budget = budget
         self._skipped = 0
         self.pace = 1.0
@@ -132,32 +126,35 @@ class PrefillPath:
         tokens += own + self._fills.shares[bucket] * slack
         own_s = steps * (a + decode) + b * tokens + c * (behind_pairs + attended(uncached, context))
         seconds = _bounded(ahead_s + own_s)
-        if load.ends_per_step > 0.0 and running:
-            free = load.room_tokens - load.used_tokens
-            reused = load.reused_tokens + (context if context <= free else 0.0)
-            lack = uncached + load.needed_tokens + min(reused, free) - free  # all that is cached and not in use is free
-            if lack > 0.0 or rest_s < -_STUCK * decode:
-                ends = min(max(lack * running / max(load.used_tokens, 1.0), 1.0), running)
-                wait = (ceil(ends) - _MEDIAN) / load.ends_per_step
-                if ends > _MANY and load.release_rate > 0.0:
-                    full_s = max(seconds, lack / load.release_rate + own_s)
-                elif overdue:  # what had no room is not computed, though it is counted as such
-                    full_s = seconds + b * min(max(lack, 0.0), load.needed_tokens) + wait * decode
-                else:
-                    full_s = seconds + max(wait - steps, 0.0) * decode
-                judge = 2 if overdue else 1 if waiting else 0
-                full_s = _bounded(full_s)
-                blend = self._judges[judge].blend(seconds, full_s)
-                return Estimate(blend, Situation.ROOM, bucket, judge, seconds, full_s)
+        short = self._short(load, uncached, context, late=rest_s < -_STUCK * decode)
+        if short is not None:
+            given_back_s = short / load.release_rate if load.release_rate > 0.0 else 0.0
+            room_s = min(given_back_s + max(-rest_s, 0.0), MOST_S)
+            kind = RoomWaits.kind(seconds, room_s, late=overdue)
+            base_s = RoomWaits.base(seconds, room_s)
+            return Estimate(_bounded(base_s * self._waits.factors[kind]), Situation.ROOM, bucket, kind, base_s)
         situation = Situation.IDLE
         if waiting:
             alone = a + decode + b * uncached
             situation = Situation.QUEUE if seconds > _LONG_QUEUE * alone else Situation.STEP
-        return Estimate(seconds, situation, bucket, 0, seconds, seconds)
+        return Estimate(seconds, situation, bucket, -1, seconds)
+
+    @staticmethod
+    def _short(load: Load, uncached: float, context: float, *, late: bool) -> float | None:
+        """Tokens for which the KV cache has no room, with those ahead; None where there is enough for all."""
+        if not load.running:
+            return None
+        held = load.used_tokens + load.needed_tokens
+        if held + load.reused_tokens <= _NEARLY_FULL * load.room_tokens:
+            return None
+        free = load.room_tokens - load.used_tokens
+        reused = load.reused_tokens + (context if context <= free else 0.0)
+        short = uncached + load.needed_tokens + min(reused, free) - free  # all that is cached and not in use is free
+        return max(short, 0.0) if short > 0.0 or late else None
 
     def observe(self, estimate: Estimate, seconds: float) -> None:
         """What was estimated of a request that might not have fitted, and how long it took; above 0."""
-        self._judges[estimate.judge].observe(estimate.if_room_s, estimate.if_full_s, seconds)
+        self._waits.observe(estimate.room, seconds / estimate.base_s)
 
     def served(self, served: Served) -> None:
         """Learn from a stretch how fast it is."""

@@ -19,7 +19,7 @@ SAME_STEP_S: Final = 1e-3
 _JITTER_S: Final = 5e-3
 """What one step answers may be read so long after each other where many streams are read."""
 _FILL_AT: Final = (0.01, 0.5, 1.0, 2.0, 4.0)
-_FILL_GAIN: Final = 0.02
+_FILL_STEP: Final = 0.02
 
 Terms = tuple[float, float, float, float, float]
 """Steps, tokens, attended pairs, steps that also decode, and the same times the tokens of context they decode with."""
@@ -103,7 +103,7 @@ class Served(NamedTuple):
 
 class Fills:
     """How much of what is left of its budget a prompt's last step is given to prompts that come later, by how many full
-    steps from now that one begins.
+    steps from now that one begins. Often it is nothing or all; these are medians, as no step is filled to the mean.
     """
 
     __slots__ = ("shares",)
@@ -121,7 +121,8 @@ class Fills:
 
     def observe(self, bucket: int, share: float) -> None:
         """So much it was."""
-        self.shares[bucket] += _FILL_GAIN * (share - self.shares[bucket])
+        old = self.shares[bucket]
+        self.shares[bucket] = min(old + _FILL_STEP, share) if share > old else max(old - _FILL_STEP, share)
 
 
 class EngineSteps:

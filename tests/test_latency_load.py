@@ -7,7 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from policies.latency_endings import Endings
 from policies.latency_load import Load, WorkerLoad
 from policies.latency_steps import Prompt, Speed
 from policies.restore_speed import attended
@@ -205,21 +204,6 @@ def test_what_the_cache_holds_is_what_it_says_and_what_came_since() -> None:
     for ticket in (1, 2, 3, 4):
         worker.ended(ticket, 0, 6.0, SPEED, TPOT)
     assert load(worker, 6.0)[12:14] == (0.0, 0.0)
-
-
-def test_how_many_end_with_the_next_step() -> None:
-    endings = Endings()
-    for _ in range(300):
-        endings.observe(8)
-        endings.observe(1_000)
-    assert endings.chance(5) < 0.01
-    assert endings.chance(8) == pytest.approx(1 / 9, rel=0.3), "half of 16 end at the first of 8 to 15 tokens"
-    assert endings.chance(100) < 0.01 < endings.chance(600) * 10
-    worker = WorkerLoad(endings=endings)
-    worker.room = 100.0
-    sent(worker, 1, 90, 0, 0.0)
-    worker.first_token(1, 0.5, SPEED, TPOT)
-    assert load(worker, 0.5 + 7 * TPOT).ends_per_step == endings.chance(8)
 
 
 class AnyOrder(RuleBasedStateMachine):

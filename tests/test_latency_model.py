@@ -38,7 +38,6 @@ LOADS = st.builds(
     needed_tokens=SIZES,
     reused_tokens=SIZES,
     room_tokens=st.just(inf) | SIZES,
-    ends_per_step=st.floats(0.0, 100.0),
 )
 GROWING = ("rest_s", "behind_tokens", "behind_pairs")
 
@@ -204,7 +203,7 @@ def test_more_work_never_takes_less_time(
     load: Load, prompt: tuple[float, float], field: str, more: float, rest_s: float
 ) -> None:
     """Where there is room, and before anything was learnt of what will share the last step."""
-    load = load._replace(rest_s=rest_s, room_tokens=inf, ends_per_step=0.0)
+    load = load._replace(rest_s=rest_s, room_tokens=inf)
     uncached, context = prompt
     before = COLD.model.predict(load, uncached, context)
     for after in (

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.latency_calibration import Correction, Errors, Margin
 from policies.latency_fit import Fit, SharedFit
 from policies.latency_load import Load
-from policies.latency_path import Judges, PrefillPath, Situation
+from policies.latency_path import Judges, PrefillPath
+from policies.latency_room import RoomWaits
 from policies.latency_steps import Fills, Served
 
 
@@ -79,47 +82,13 @@ def test_judges_follow_who_is_right() -> None:
     assert judges.blend(1.0, 4.0) == pytest.approx(4.0, rel=0.01)
 
 
-def path(*judges: Judges) -> PrefillPath:
-    shared = SharedFit((0.01, 1e-4, 0.0, 0.001, 0.0))
-    return PrefillPath(shared, Fills(), judges or (Judges(), Judges(), Judges()), 8_192.0)
-
-
-FULL = Load(running=10, used_tokens=99_000.0, room_tokens=100_000.0, ends_per_step=0.01)
-"""A step ends one in a hundred of its requests."""
-
-
-def test_a_full_cache_waits_for_those_that_end() -> None:
-    """Until it is known whether what does not fit waits, half-way between both answers."""
-    full = path()
-    alone = full.estimate(FULL._replace(used_tokens=0.0), 5_000.0, 0.0)
-    estimate = full.estimate(FULL, 5_000.0, 0.0)
-    assert (alone.situation, estimate.situation) == (Situation.IDLE, Situation.ROOM)
-    assert estimate.if_room_s == alone.seconds
-    wait_s = 0.001 * (0.7 / 0.01 - 1)
-    assert estimate.if_full_s == pytest.approx(alone.seconds + wait_s), "4,000 too many: one of ten must end"
-    assert estimate.seconds == pytest.approx((alone.seconds * estimate.if_full_s) ** 0.5)
-    more = full.estimate(FULL._replace(release_rate=2_000.0), 20_000.0, 0.0)
-    assert more.if_full_s == pytest.approx(19_000 / 2_000 + more.if_room_s), "two of them: by the room made of late"
-    for _ in range(60):
-        full.observe(full.estimate(FULL, 5_000.0, 0.0), estimate.if_full_s)
-    assert full.estimate(FULL, 5_000.0, 0.0).seconds == pytest.approx(estimate.if_full_s, rel=0.05)
-
-
-def test_cached_tokens_that_cannot_be_free_are_in_use() -> None:
-    assert path().estimate(FULL, 500.0, 900.0).situation is Situation.ROOM
-    assert path().estimate(FULL._replace(reused_tokens=5_000.0), 500.0, 0.0).situation is Situation.ROOM
-    assert path().estimate(FULL, 500.0, 50_000.0).situation is Situation.IDLE
-
-
-def test_who_is_behind_one_that_is_late_for_want_of_room_waits_too() -> None:
-    load = FULL._replace(used_tokens=90_000.0, waiting=1, rest_s=-0.5)
-    assert path().estimate(load, 500.0, 0.0).situation is Situation.ROOM
-    assert path().estimate(load._replace(rest_s=0.1), 500.0, 0.0).situation is not Situation.ROOM
+def path() -> PrefillPath:
+    return PrefillPath(SharedFit((0.01, 1e-4, 0.0, 0.001, 0.0)), Fills(), RoomWaits(), 8_192.0)
 
 
 def test_the_last_step_is_shared_with_what_usually_comes() -> None:
     fills = Fills()
-    known = PrefillPath(SharedFit((0.01, 1e-4, 0.0, 0.0, 0.0)), fills, (Judges(), Judges(), Judges()), 8_192.0)
+    known = PrefillPath(SharedFit((0.01, 1e-4, 0.0, 0.0, 0.0)), fills, RoomWaits(), 8_192.0)
     alone = known.estimate(Load(), 8_192.0 + 1_192.0, 0.0)
     assert alone.seconds == pytest.approx(0.02 + 0.9384)
     for _ in range(400):
@@ -127,6 +96,27 @@ def test_the_last_step_is_shared_with_what_usually_comes() -> None:
     assert known.estimate(Load(), 8_192.0 + 1_192.0, 0.0).seconds == pytest.approx(alone.seconds + 0.35, rel=1e-3)
     assert known.estimate(Load(), 100.0, 0.0).seconds == pytest.approx(0.02), "its only step begins at once"
     assert [Fills.bucket(steps) for steps in (0.0, 0.3, 0.7, 1.5, 3.0, 99.0)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_shares_a_step_is_the_median() -> None:
+    """Either nobody comes, or as many as fill it: the mean of that is what never happens."""
+    fills = Fills()
+    for i in range(400):
+        fills.observe(1, 1.0 if i % 3 else 0.0)
+        fills.observe(2, 0.0 if i % 3 else 1.0)
+        fills.observe(3, 0.4)
+    assert fills.shares[1] > 0.9
+    assert fills.shares[2] < 0.1
+    assert fills.shares[3] == pytest.approx(0.4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.floats(0.0, 1.0)), max_size=200))
+def test_a_share_is_a_share(observed: list[tuple[int, float]]) -> None:
+    fills = Fills()
+    for bucket, share in observed:
+        fills.observe(bucket, share)
+    for bucket, share in enumerate(fills.shares):
+        assert 0.0 <= share <= max([seen for each, seen in observed if each == bucket], default=0.0)
 
 
 def stretch(seconds: float, tokens: float = 1_000.0) -> Served:
