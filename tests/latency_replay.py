@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 from backends.simulated.engine import EngineConfig, SimulatedEngine
@@ -22,6 +22,7 @@ from gateway.replay.virtual_engines import prompt_ids
 from gateway.replay.virtual_fleet import replay_virtually
 from policies.latency_model import Prediction, Situation, WorkerLatency
 from policies.routing import Prompt, RouteDecision, RoutingPolicy, WorkerView, make_policy
+from tests.latency_floor import Floor, Floors
 
 TICK_S = 3.0
 """Mooncake's times are whole multiples of this."""
@@ -42,6 +43,8 @@ class Request(NamedTuple):
     """From its arrival to its first token, as expected then, where requests wait in the gateway."""
     naive_s: float | None
     """Queued and own uncached tokens ÷ the worker's learnt rate; None while that is not known."""
+    floor: Floor | None = None
+    """What copies of the engine said, of some requests."""
 
 
 class _Noting:
@@ -80,20 +83,37 @@ def capacity_speed(arrivals: Sequence[Arrival], *, workers: int, engine: EngineC
 
 
 def requests(
-    arrivals: Sequence[Arrival], *, workers: int, engine: EngineConfig, speed: float, waits: bool = False
+    arrivals: Sequence[Arrival],
+    *,
+    workers: int,
+    engine: EngineConfig,
+    speed: float,
+    waits: bool = False,
+    floor_every: int = 0,
 ) -> list[Request]:
     """All that were answered, in the order in which they were sent: at once, or, where each `waits`, when a worker has
-    room.
+    room. Of every so many-th it is found out how well its time could be known; 0: of none.
     """
+    floors = Floors(floor_every, [arrival.output_tokens for arrival in arrivals]) if floor_every else None
     noting = _Noting(make_policy("cost"))
     stage = AdmissionStage("fair") if waits else None
     result = replay_virtually(
-        arrivals, noting, workers=workers, engine=engine, speed=speed, admission=stage, predicts=True
+        arrivals,
+        noting,
+        workers=workers,
+        engine=engine,
+        speed=speed,
+        admission=stage,
+        predicts=True,
+        submitted=floors and floors.submitted,
     )
     sent = [record for record in result.records if record.dispatched is not None]
     sent.sort(key=lambda record: (record.dispatched, record.index))
     naive = [None] * len(sent) if waits else noting.naive  # who goes first of those that wait is not known here
-    return [_request(record, each) for record, each in zip(sent, naive, strict=True)]
+    found = floors.found if floors else {}
+    return [
+        _request(record, each)._replace(floor=found.get(record.index)) for record, each in zip(sent, naive, strict=True)
+    ]
 
 
 def _request(record: RequestRecord, naive_s: float | None) -> Request:
@@ -120,6 +140,10 @@ class Judged:
 
     n: int
     ttft: float
+    ttft_median: float
+    """Median error."""
+    ttft_s: float
+    """Mean error in seconds."""
     naive_ttft: float | None
     ttft_p90: float
     tpot: float
@@ -128,6 +152,10 @@ class Judged:
     """Of each: how many, error, coverage."""
     on_arrival: float | None
     """Error of what was expected when requests came that then waited in the gateway."""
+    floors: tuple[int, float, float, float] | None
+    """Of how many it was found out; there, the errors of what was predicted, of the engine's copy that knows lengths,
+    and of the one that does not.
+    """
 
 
 def judged(rows: Sequence[Request], *, warm_up: int = 500) -> Judged:
@@ -149,13 +177,25 @@ def judged(rows: Sequence[Request], *, warm_up: int = 500) -> Judged:
     return Judged(
         n=len(rows),
         ttft=_ttft_error(rows),
+        ttft_median=median(abs(row.said.ttft_s / (row.first - row.sent) - 1.0) for row in rows),
+        ttft_s=fmean(abs(row.said.ttft_s - (row.first - row.sent)) for row in rows),
         naive_ttft=fmean(naive) if naive else None,
         ttft_p90=_ttft_covered(rows),
         tpot=fmean(abs(one.tpot_s / tpot - 1.0) for tpot, one in decodes),
         tpot_p90=fmean(tpot <= one.tpot_p90_s for tpot, one in decodes),
         by_situation=by_situation,
         on_arrival=fmean(waited) if waited else None,
+        floors=_floors(rows),
     )
+
+
+def _floors(rows: Sequence[Request]) -> tuple[int, float, float, float] | None:
+    some = [(row, row.floor) for row in rows if row.floor is not None]
+    if not some:
+        return None
+    errors = [[abs(said / (row.first - row.sent) - 1.0) for said in (row.said.ttft_s, *floor)] for row, floor in some]
+    predicted, known, drawn = (fmean(column) for column in zip(*errors, strict=True))
+    return len(some), predicted, known, drawn
 
 
 def _ttft_error(rows: Sequence[Request]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from math import inf
@@ -51,6 +51,10 @@ class Watcher(Protocol):
 
     def ended(self, index: int, at: float) -> None:
         """Its last token came."""
+
+
+Submitted = Callable[[int, SimulatedEngine, float], None]
+"""Told of a request, by its index, the engine that has just been given it, and when; it leaves the engine as it is."""
 
 
 class Engines:
@@ -104,6 +108,7 @@ class Engines:
         """Those that are there, by number, as the gateway knows them."""
         self._due: list[tuple[float, int]] = []  # a heap: which engine has something to tell when, at the earliest
         self.watcher: Watcher | None = None
+        self.submitted: Submitted | None = None
         self._reservations: dict[str, tuple[int, Reservation]] = {}
         self.sent: list[int] = []
         self.cached: list[int] = []
@@ -223,6 +228,8 @@ class Engines:
         engine.submit(request, now)
         if (at := engine.next_event_at()) is not None:
             heappush(self._due, (at, number))
+        if self.submitted is not None:
+            self.submitted(int(request.id), engine, now)
 
     def scrape(self, now: float) -> None:
         """Ask the engines for their metrics now and then, as a gateway does that knows their tiers."""

@@ -23,7 +23,7 @@ from gateway.replay.records import RequestRecord
 from gateway.replay.slo import Slos
 from gateway.replay.stats import percentile
 from gateway.replay.virtual_admission import Admission, AdmissionStage
-from gateway.replay.virtual_engines import Engines
+from gateway.replay.virtual_engines import Engines, Submitted
 from policies.routing import RoutingPolicy
 
 _TOLD_EVERY: Final = 256
@@ -111,6 +111,7 @@ def replay_virtually(
     predicts: bool = False,
     slos: Callable[[int], Slos | None] | None = None,
     watch: Callable[[int], None] | None = None,
+    submitted: Submitted | None = None,
 ) -> VirtualResult:
     """Send each arrival at its time ÷ `speed` to the worker that `policy` chooses among `workers` engines; one with a
     pause follows the answer before it in its session. With `concurrency` so many users send instead, each its next
@@ -118,7 +119,7 @@ def replay_virtually(
     devices alone. With `admission` requests wait in front of the fleet, and some are refused; without, each is sent at
     once. Only where it `predicts` (with `admission` always) is it said what each should take. `slos` tells what a
     policy that asks for it is told of each request's promise, by its index; with `admission` that is its class's.
-    `watch` is told now and then how many requests have come.
+    `watch` is told now and then how many requests have come, `submitted` of each one that an engine is given.
 
     Raises ValueError for a fleet that cannot be: no workers or users, a worker lost that is not there, or the last.
     """
@@ -128,6 +129,7 @@ def replay_virtually(
     rng = random.Random(seed)  # noqa: S311 - it breaks ties
     fleet = Engines(policy, workers, added, engine, rng, store=store, knows_tiers=knows_tiers)
     fleet.fleet.predicts = predicts or fleet.fleet.predicts
+    fleet.submitted = submitted
     stage = None
     if admission is not None:
         stage = Admission(admission, fleet, arrivals, records, most_running=engine.max_num_seqs)

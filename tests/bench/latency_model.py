@@ -4,7 +4,8 @@ above saturation, beside what the gateway's queue alone would say; how soon a sl
 `python -m tests.bench latency_model` takes about five minutes. Each request is sent at once, and in a second replay
 when a worker has room, as under admission. What is judged is said when it is sent; "on arrival" is what was said when
 one came that then waited. The first 500 requests, or a third of fewer, are not counted. `--azure FILE` and
-`--mooncake FILE` take the whole recordings instead of the slices in `tests/data`.
+`--mooncake FILE` take the whole recordings instead of the slices in `tests/data`. `--floor N` also tells how well the
+time of every N-th request could be known at all: see `tests/latency_floor.py`; with 4 that takes about as long again.
 """
 
 from __future__ import annotations
@@ -75,12 +76,14 @@ def main() -> None:
         for name, one in named.items():
             full = speeds[name].result()
             found[name] = {
-                (load, waits): pool.submit(_judged, one, load * full, waits)
-                for load in LOADS
+                (load, waits): pool.submit(_judged, one, load * full, waits, options.floor)
+                for load in options.loads
                 for waits in (False, True)
             }
         results = {name: {key: each.result() for key, each in row.items()} for name, row in found.items()}
     console.print(_errors_table(results))
+    if options.floor:
+        console.print(_floors_table(results))
     console.print(_slowed_table())
     console.print(_costs_table())
     if options.json:
@@ -98,20 +101,24 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--agents", default=DATA / "traces/agent_sessions_60.compact.jsonl.xz")
     parser.add_argument("--limit", type=int, default=4_000, help="requests of each trace; of agents half as many")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="replays at once; results do not differ")
+    parser.add_argument("--loads", nargs="*", type=float, default=LOADS, help="shares of capacity")
+    parser.add_argument("--floor", type=int, default=0, metavar="N")
     parser.add_argument("--only", nargs="*", help="of the traces, by name")
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args()
 
 
-def _judged(one: Workload, speed: float, waits: bool) -> Judged:
-    rows = requests(one.arrivals, workers=one.workers, engine=one.engine, speed=speed, waits=waits)
+def _judged(one: Workload, speed: float, waits: bool, floor_every: int) -> Judged:
+    rows = requests(
+        one.arrivals, workers=one.workers, engine=one.engine, speed=speed, waits=waits, floor_every=floor_every
+    )
     return judged(rows, warm_up=min(500, len(rows) // 3))
 
 
 def _errors_table(results: dict[str, dict[Key, Judged]]) -> Table:
     table = Table(title="Mean absolute percentage error, and share at or below the predicted P90")
-    columns = ("trace", "load", "sent", "requests", "TTFT", "within 15%", "on arrival", "queue ÷ rate", "P90", "TPOT",
-               "P90", "TTFT by situation")  # fmt: skip
+    columns = ("trace", "load", "sent", "requests", "TTFT", "median", "MAE s", "within 15%", "on arrival",
+               "queue ÷ rate", "P90", "TPOT", "P90", "TTFT by situation")  # fmt: skip
     for column in columns:
         table.add_column(column, justify="left" if column in {"trace", "sent", "TTFT by situation"} else "right")
     for name, row in results.items():
@@ -119,9 +126,24 @@ def _errors_table(results: dict[str, dict[Key, Judged]]) -> Table:
             kinds = ", ".join(f"{kind} {error:.0%} of {n:,}" for kind, (n, error, _) in one.by_situation.items())
             table.add_row(
                 name, f"{load:g}", "when there is room" if waits else "at once", f"{one.n:,}", f"{one.ttft:.1%}",
+                f"{one.ttft_median:.1%}", f"{one.ttft_s:.3f}",
                 "yes" if one.ttft <= TARGET else "no", _share(one.on_arrival), _share(one.naive_ttft),
                 f"{one.ttft_p90:.1%}", f"{one.tpot:.1%}", f"{one.tpot_p90:.1%}", kinds,
             )  # fmt: skip
+    return table
+
+
+def _floors_table(results: dict[str, dict[Key, Judged]]) -> Table:
+    table = Table(title="TTFT error beside that of a copy of the engine, run on without what comes later")
+    columns = ("trace", "load", "sent", "requests", "predicted", "lengths known", "lengths drawn")
+    for column in columns:
+        table.add_column(column, justify="left" if column in {"trace", "sent"} else "right")
+    for name, row in results.items():
+        for (load, waits), one in row.items():
+            if one.floors is not None:
+                n, *errors = one.floors
+                sent = "when there is room" if waits else "at once"
+                table.add_row(name, f"{load:g}", sent, f"{n:,}", *(f"{error:.1%}" for error in errors))
     return table
 
 
