@@ -105,7 +105,7 @@ def requests(
         speed=speed,
         admission=stage,
         predicts=True,
-        submitted=floors and floors.submitted,
+        submitted=None if floors is None else floors.submitted,
     )
     sent = [record for record in result.records if record.dispatched is not None]
     sent.sort(key=lambda record: (record.dispatched, record.index))
