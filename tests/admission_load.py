@@ -69,6 +69,8 @@ class Outcome:
     """Rates per second, shares of 1."""
 
     goodput: float
+    came: float
+    """Requests of all kinds: what goodput would be if each of them were within its objectives."""
     interactive: float
     """Share of interactive requests within their objectives, refused ones included."""
     batch: float
@@ -140,6 +142,7 @@ def judged(  # noqa: PLR0917 - what a replay is of
     batch = [n for n, each in enumerate(customers) if each.service_class is BATCH]
     return Outcome(
         goodput=sum(met) / span,
+        came=len(records) / span,
         interactive=fmean(met[n] for n in interactive),
         batch=fmean(met[n] for n in batch),
         tenants=tenants,
