@@ -30,6 +30,7 @@ from policies.admission_types import (
     check_request,
 )
 from policies.batch_yield import BatchYield
+from policies.class_overload import ClassOverload
 from policies.expiry_heap import ExpiryHeap
 from policies.fair_queue import Account, Waiting
 from policies.model_queue import ModelQueue
@@ -118,6 +119,8 @@ class AdmissionQueue:
         deadline = request.deadline if self._discipline.deadlines else inf
         if now + max(predicted_wait, request.lead_s) >= deadline:
             late = self._rules[rank].late
+            if late is not Late.KEEP and now + request.lead_s < deadline:  # it would have been in time without a queue
+                self._turned_away(request, rank, now)
             if late is Late.REFUSE:
                 return self._refused(Reason.DEADLINE, predicted_wait - max(deadline - now, 0.0))
             if late is Late.DEMOTE:
@@ -125,6 +128,7 @@ class AdmissionQueue:
         tenant = request.tenant if self._by_tenant else ""
         account = self._accounts.get(tenant)
         if reason := self._limits.refusal(account, rank, request.size, len(self._waiting), self.bytes):
+            self._turned_away(request, rank, now)
             return self._refused(reason, predicted_wait)
         if account is None:
             account = self._accounts[tenant] = Account(len(_CLASSES))
@@ -154,6 +158,8 @@ class AdmissionQueue:
             if picked is not None:
                 flow, rank, reserved = picked
                 waiting = flow.queue.serve(flow)
+                if queue.overload is not None:
+                    queue.fade(now)
                 self._dispatch(waiting, queue, rank, reserved=reserved)
                 if len(self._models) > 1:  # to the end: the next turn is another's
                     self._models[model] = self._models.pop(model)
@@ -185,7 +191,7 @@ class AdmissionQueue:
         waiting = self._running.get(ticket)
         if waiting is None:
             return False
-        self._charge(waiting, self._priced(tokens))
+        self._charge(waiting, self._models[waiting.request.model], self._priced(tokens))
         return True
 
     def finished(self, ticket: Ticket, tokens: float | None = None) -> bool:
@@ -195,10 +201,11 @@ class AdmissionQueue:
         waiting = self._running.pop(ticket, None)
         if waiting is None:
             return False
+        queue = self._models[waiting.request.model]
         if tokens is not None:
-            self._charge(waiting, self._priced(tokens))
-        self._release(waiting)
-        self._forget_idle(waiting)
+            self._charge(waiting, queue, self._priced(tokens))
+        self._release(waiting, queue)
+        self._forget_idle(waiting, queue)
         return True
 
     def put_back(self, ticket: Ticket) -> bool:
@@ -208,8 +215,9 @@ class AdmissionQueue:
         waiting = self._running.pop(ticket, None)
         if waiting is None:
             return False
-        self._charge(waiting, 0.0)
-        self._release(waiting)
+        queue = self._models[waiting.request.model]
+        self._charge(waiting, queue, 0.0)
+        self._release(waiting, queue)
         waiting.charged = self._priced(waiting.request.tokens)
         self._enter(waiting, waiting.rank, waiting.deadline)
         return True
@@ -291,6 +299,19 @@ class AdmissionQueue:
     def _refused(self, reason: Reason, after_s: float) -> Refused:
         return Refused(reason, min(max(after_s, self.settings.min_retry_s), self.settings.max_retry_s))
 
+    def _turned_away(self, request: Request, rank: int, now: float) -> None:
+        """It is not served, or not in that class."""
+        queue = self._models.get(request.model)
+        if queue is None or not self._discipline.reserves:
+            return
+        if queue.overload is None:
+            sent = [0.0] * len(_CLASSES)
+            for each in self._running.values():
+                if each.request.model == request.model:
+                    sent[each.rank] += each.charged
+            queue.overload = ClassOverload(sent)
+        queue.overload.turned_away(rank, self._priced(request.tokens), now)
+
     def _enter(self, waiting: Waiting, rank: int, deadline: float) -> None:
         request, account = waiting.request, waiting.account
         rule = self._rules[rank if self._by_class else request.service_class]
@@ -327,9 +348,10 @@ class AdmissionQueue:
         """It leaves the queue without having been dispatched."""
         flow = waiting.flow
         assert flow is not None
+        queue = self._models[waiting.request.model]
         flow.queue.remove(waiting)
-        self._uncount(waiting, self._models[waiting.request.model])
-        self._forget_idle(waiting)
+        self._uncount(waiting, queue)
+        self._forget_idle(waiting, queue)
 
     def _uncount(self, waiting: Waiting, queue: ModelQueue) -> None:
         """It does not wait any longer."""
@@ -341,33 +363,36 @@ class AdmissionQueue:
         account.bytes[waiting.rank] -= size
         self.bytes -= size
 
-    def _charge(self, waiting: Waiting, tokens: float) -> None:
+    @staticmethod
+    def _charge(waiting: Waiting, queue: ModelQueue, tokens: float) -> None:
         """A running request costs so much."""
         more = tokens - waiting.charged
         if more and (flow := waiting.paid_by):
             waiting.charged = tokens
             flow.queue.charge(flow, more)
-            self._models[waiting.request.model].charge(waiting.rank, more, reserved=waiting.reserved)
+            queue.charge(waiting.rank, more, reserved=waiting.reserved)
 
-    def _release(self, waiting: Waiting) -> None:
+    def _release(self, waiting: Waiting, queue: ModelQueue) -> None:
         """It does not run any longer."""
-        account, queue = waiting.account, self._models[waiting.request.model]
+        account = waiting.account
         queue.running -= 1
         queue.running_batch -= waiting.rank == _BATCH
         account.running -= 1
-        if waiting.paid_by:
-            waiting.paid_by.running -= 1
+        if flow := waiting.paid_by:
             waiting.paid_by = None
-        self._unpark(account)
+            flow.running -= 1
+            if not (flow.running or flow.count):
+                flow.queue.rest(flow)
+        if account.parked:
+            self._unpark(account)
 
     def _unpark(self, account: Account) -> None:
-        if account.parked and not account.full:
+        if not account.full:
             for flow in list(account.parked):
                 flow.queue.unpark(flow)
 
-    def _forget_idle(self, waiting: Waiting) -> None:
+    def _forget_idle(self, waiting: Waiting, queue: ModelQueue) -> None:
         """Names of models and tenants are kept only while something of theirs is here."""
-        queue = self._models[waiting.request.model]
         if not queue.waiting and not queue.running:
             del self._models[waiting.request.model]
         account = waiting.account
@@ -379,6 +404,7 @@ class AdmissionQueue:
         while waiting := self._expiries.due(now):
             rule = self._rules[waiting.rank if self._by_class else waiting.request.service_class]
             late = now < waiting.arrived + rule.max_wait_s
+            self._turned_away(waiting.request, waiting.rank, now)
             if late and rule.late is Late.DEMOTE and self._limits.fits_below(waiting):
                 flow = waiting.flow
                 assert flow is not None

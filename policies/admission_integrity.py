@@ -46,7 +46,9 @@ def check_models(models: Mapping[str, ModelQueue], waiting: Collection[Waiting],
         _require(queue.running == len(out), "a model's running requests")
         _require(queue.running_batch == sum(each.rank == ServiceClass.BATCH for each in out), "running batch requests")
         for rank, fair in enumerate(queue.classes):
-            _check_queue(fair, [each for each in mine if each.rank == rank])
+            _check_queue(
+                fair, [each for each in mine if each.rank == rank], [each for each in out if each.rank == rank]
+            )
     _require(all(each.flow is None for each in running), "a running request waits")
 
 
@@ -58,7 +60,7 @@ def check_expiries(heap: ExpiryHeap, waiting: Collection[Waiting]) -> None:
     _require(len(heap) <= 2 * len(waiting) + _SLACK, "requests that have left and can expire")
 
 
-def _check_queue(queue: FairQueue, waiting: Collection[Waiting]) -> None:
+def _check_queue(queue: FairQueue, waiting: Collection[Waiting], running: Collection[Waiting]) -> None:
     flows: defaultdict[int, list[Waiting]] = defaultdict(list)
     for each in waiting:
         _require(each.flow is not None, "a request that waits nowhere")
@@ -66,6 +68,11 @@ def _check_queue(queue: FairQueue, waiting: Collection[Waiting]) -> None:
     _require(queue.waiting == len(waiting), "a class's waiting requests")
     _require(_close(queue.tokens, sum(each.charged for each in waiting)), "a class's tokens")
     _require(_close(queue.weights, sum(flow.weight for flow in queue.flows.values() if flow.count)), "all weights")
+    paying = Counter(id(each.paid_by) for each in running)
+    _require(all(flow.running == paying[id(flow)] for flow in queue.flows.values()), "a tenant's running in a class")
+    _require(paying.keys() <= {id(flow) for flow in queue.flows.values()}, "a running request that nobody pays for")
+    busy = [flow.weight for flow in queue.flows.values() if flow.count or flow.running]
+    _require(queue.busy == len(busy) and _close(queue.active, sum(busy)), "who has something waiting or running")
     turns = Counter(turn for _, turn, flow in queue.turns() if flow.turn == turn)
     _require(all(n == 1 for n in turns.values()), "a turn twice")
     _require(flows.keys() <= {id(flow) for flow in queue.flows.values()}, "a tenant that the class does not know")

@@ -10,14 +10,15 @@ most 3 quanta and the largest request ÷ weight of each, and by what one of them
 that comes back goes on in the round in which it left, but no more than `burst` tokens × weight before the round of the
 day: so one that asks for less than its share on average gets a burst through at once, though another always asks for
 everything. That is virtual time that may lag by so much, as in Duda and Cheriton's borrowed virtual time (SOSP 1999).
-Debts are kept until their round, savings and debts until nobody waits.
+Debts are kept until their round, savings and debts until nobody waits and nothing runs: as long as what one tenant
+has sent while it was alone fills the workers, the others have sent less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from math import ceil
+from math import ceil, inf
 from typing import Final
 
 from policies.admission_types import Request, Ticket
@@ -103,11 +104,12 @@ class Flow:
 class FairQueue:
     """Who is next is always known; dispatching, adding and removing take O(log n) amortised."""
 
-    __slots__ = ("_heap", "_in_turn", "_lag", "_sweep_at", "_turns", "flows", "quantum", "round", "tokens", "waiting",
-                 "weights")  # fmt: skip
+    __slots__ = ("_heap", "_in_turn", "_lag", "_sweep_at", "_turns", "active", "busy", "flows", "quantum", "round",
+                 "tokens", "waiting", "weights")  # fmt: skip
 
     def __init__(self, quantum: float, burst: float = 0.0) -> None:
-        self.configure(quantum, burst)
+        self.quantum = quantum
+        self._lag = int(burst / quantum)
         self.round = 0
         self.flows: dict[str, Flow] = {}
         self.waiting = 0
@@ -115,6 +117,10 @@ class FairQueue:
         """What those that wait will be charged."""
         self.weights = 0.0
         """Of all flows with something waiting."""
+        self.active = 0.0
+        """Of all with something waiting or running..."""
+        self.busy = 0
+        """...and how many these are."""
         self._heap: list[tuple[int, int, Flow]] = []
         self._in_turn = 0
         self._turns = 0
@@ -143,10 +149,16 @@ class FairQueue:
                 self._sweep()
             flow = self.flows[tenant] = Flow(self, waiting.account)
         flow.account = waiting.account
-        if flow.count:
-            self.weights += weight - flow.weight
-        else:
+        if not flow.count:
             self.weights += weight
+            if flow.running:
+                self.active += weight - flow.weight
+            else:
+                self.active += weight
+                self.busy += 1
+        elif weight != flow.weight:
+            self.weights += weight - flow.weight
+            self.active += weight - flow.weight
         flow.weight = weight
         flow.count += 1
         flow.tokens += waiting.charged
@@ -200,6 +212,13 @@ class FairQueue:
         if len(flow.heap) > 2 * flow.count + _SLACK:
             flow.heap = [item for item in flow.heap if item[2].flow is flow]
             heapify(flow.heap)
+
+    def rest(self, flow: Flow) -> None:
+        """Nothing of it waits or runs any longer."""
+        self.active -= flow.weight
+        self.busy -= 1
+        if not self.busy:
+            self._forget()
 
     def charge(self, flow: Flow, tokens: float) -> None:
         """It cost so many more tokens than was thought, or fewer where below 0.
@@ -259,7 +278,9 @@ class FairQueue:
         if flow.deficit <= 0:
             self._defer(flow)
         if not self.waiting:
-            self._forget()
+            self.tokens = self.weights = 0.0
+        if not flow.running:
+            self.rest(flow)
 
     def _enter(self, flow: Flow) -> None:
         """It awaits its turn, the last of its round."""
@@ -298,19 +319,23 @@ class FairQueue:
         flow.round = max(flow.round, self.earliest) + rounds
 
     def _sweep(self) -> None:
-        """Forget who has nothing here that counts, so that names of the past do not add up."""
+        """Forget who has nothing here that counts, so that names of the past do not add up. Where most of them are in
+        debt, more was sent than the rounds tell: it is the middle one's round.
+        """
+        flows = self.flows.values()
+        next_turn = min((flow.round for flow in flows if flow.turn), default=inf)
+        middle = sorted(flow.round for flow in flows)[len(flows) // 2]
+        self.round = int(max(self.round, min(middle, next_turn)))
         self.flows = {
-            tenant: flow
-            for tenant, flow in self.flows.items()
-            if flow.count or flow.running or flow.round > self.earliest
+            tenant: flow for tenant, flow in self.flows.items() if flow.count or flow.running or flow.round > self.round
         }
         self._sweep_at = 2 * len(self.flows) + _SLACK
 
     def _forget(self) -> None:
-        """Nobody waits: whoever comes next finds nobody to be unfair to."""
+        """Nobody waits, and nobody's runs: whoever comes next finds nobody to be unfair to."""
         self.flows.clear()
         self._heap.clear()
         self._in_turn = 0
         self._sweep_at = _SLACK
         self.round = 0
-        self.tokens = self.weights = 0.0
+        self.tokens = self.weights = self.active = 0.0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from policies.admission_types import ServiceClass
+from policies.class_overload import ClassOverload
 from policies.fair_queue import FairQueue, Flow
 
 _BATCH: Final = int(ServiceClass.BATCH)
@@ -22,15 +23,22 @@ class ModelQueue:
     permanent flood from above a class gets its reserve of all tokens: in any interval short of it by at most its own
     largest request and the reserve of the largest of all, and never more, while charges turn out as expected. What it
     is dispatched because nothing above it could be neither earns it anything nor is paid.
+
+    Strict priority is for classes that what there is suffices for. Where the classes above one ask for more than that,
+    some of it is turned away whatever a lower class gets, and one tenant that floods there would take from every other
+    below. Then a class with a reserve is owed in addition the share that is turned away, up to that which its tenants
+    have of the weights of all.
     """
 
-    __slots__ = ("classes", "credits", "full", "idle", "reserves", "running", "running_batch", "waiting")
+    __slots__ = ("classes", "credits", "full", "idle", "overload", "reserves", "running", "running_batch", "waiting")
 
     def __init__(self, reserves: Sequence[float], quantum: float, burst: float = 0.0) -> None:
         self.reserves = reserves
         self.classes = [FairQueue(quantum, burst) for _ in reserves]
         self.credits = [0.0 for _ in reserves]
         """Tokens that each class has earned; below 0 where it cost more than was thought."""
+        self.overload: ClassOverload | None = None
+        """None where nobody was turned away of late."""
         self.waiting = 0
         self.idle = False
         """Nothing was to be dispatched when there was room last."""
@@ -72,12 +80,16 @@ class ModelQueue:
 
     def charge(self, rank: int, tokens: float, *, reserved: bool) -> None:
         """A request of that class was dispatched, or cost so much more than was thought; less, where below 0."""
-        owed = self.credits
+        owed, shares = self.credits, self.reserves
+        if self.overload is not None:
+            self.overload.sent[rank] += tokens
+            shares = self._shares(self.overload)
         for lower in range(1, len(owed)):
             if lower == rank and not reserved:
                 continue
-            if self.classes[lower].waiting and self.classes[lower].top():
-                owed[lower] += self.reserves[lower] * tokens
+            queue = self.classes[lower]
+            if queue.waiting and queue.top():
+                owed[lower] += shares[lower] * tokens
             else:
                 owed[lower] = min(owed[lower], 0.0)
         if reserved:
@@ -85,11 +97,29 @@ class ModelQueue:
 
     def ahead(self, rank: int, tenant: str, weight: float, tokens: float) -> float:
         """About how many tokens will be dispatched before a new request of so many, if nothing else comes."""
-        queue, reserves = self.classes[rank], self.reserves
+        queue, shares = self.classes[rank], self.shares()
         before = queue.ahead(tenant, weight, tokens)
-        reserve, behind = reserves[rank], sum(reserves[rank + 1 :])
+        share, behind = shares[rank], sum(shares[rank + 1 :])
         above = sum(higher.tokens for higher in self.classes[:rank])
-        if above and reserve:
-            above = min(above, max(before + tokens - self.credits[rank], 0.0) * (1 - reserve) / reserve)
+        if above and share:
+            above = min(above, max(before + tokens - self.credits[rank], 0.0) * (1 - share) / share)
         before += above
         return before + min(sum(lower.tokens for lower in self.classes[rank + 1 :]), before * behind / (1 - behind))
+
+    def fade(self, now: float) -> None:
+        """Who was turned away long ago counts less and less; to be called now and then."""
+        overload = self.overload
+        if overload is not None and now >= overload.fades_at and not overload.fade(now):
+            self.overload = None
+
+    def shares(self) -> Sequence[float]:
+        """What each class is owed of all tokens. The highest one keeps its part of the weights in any case."""
+        return self.reserves if self.overload is None else self._shares(self.overload)
+
+    def _shares(self, overload: ClassOverload) -> Sequence[float]:
+        weights = sum(queue.active for queue in self.classes)
+        free = 1 - sum(self.reserves)
+        return [
+            reserve + free * min(queue.active / weights, overload.excess(rank)) if reserve and weights else reserve
+            for rank, (reserve, queue) in enumerate(zip(self.reserves, self.classes, strict=True))
+        ]

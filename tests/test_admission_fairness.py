@@ -198,6 +198,38 @@ def test_many_tenants_that_come_and_go_leave_nothing_behind() -> None:
     admission.check_integrity()
 
 
+@pytest.mark.parametrize("tokens", [50.0, 5_000.0])
+def test_tenants_that_come_once_while_another_runs_leave_nothing_behind(tokens: float) -> None:
+    admission = queue()
+    admission.offer(Request("always", "m", 1.0), 0.0)
+    take(admission)
+    for number in range(5_000):
+        admission.offer(Request(f"guest {number}", "m", tokens), 0.0)
+        admission.finished(take(admission).ticket)
+    fair = admission._models["m"].classes[STANDARD]
+    assert len(fair.flows) < 200
+    assert fair.busy == 1
+    admission.check_integrity()
+
+
+def test_what_fills_the_workers_counts_though_nobody_had_to_wait_for_it() -> None:
+    """One tenant was alone, and took all. When the room is gone another one goes before it until it has as much, or
+    its burst; and what has ended is nobody's debt.
+    """
+    for ended in (False, True):
+        admission = queue()
+        for _ in range(30):
+            admission.offer(Request("flood", "m", 1_000.0), 0.0)
+            running = take(admission)
+            if ended:
+                admission.finished(running.ticket)
+        for _ in range(10):
+            admission.offer(Request("flood", "m", 1_000.0), 0.0)
+            admission.offer(Request("late", "m", 1_000.0), 0.0)
+        order = [take(admission).request.tenant for _ in range(10)]
+        assert order.count("late") == (5 if ended else 10)
+
+
 def test_offers_that_are_cancelled_leave_nothing_behind() -> None:
     admission = AdmissionQueue()
     admission.offer(Request("kept", "m", 1.0, deadline=1e9), 0.0)

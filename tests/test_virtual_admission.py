@@ -172,8 +172,9 @@ def test_a_tenant_that_floods_its_own_class_harms_no_other() -> None:
     assert min(priority.cost["a"], priority.cost["b"]) > 0.3
 
 
-def test_a_flood_from_above_harms_batch_work_as_far_as_nothing_is_reserved_for_it() -> None:
-    assert overload("fair", 2.0, INTERACTIVE).cost["c"] > 0.3
+def test_a_flood_from_above_harms_batch_work_only_where_nothing_is_reserved_for_it() -> None:
+    assert overload("fair", 2.0, INTERACTIVE, 0.0).cost["c"] > 0.3
+    assert max(overload("fair", 2.0, INTERACTIVE).cost.values()) <= 0.05
     assert max(overload("fair", 2.0, INTERACTIVE, 0.2).cost.values()) <= 0.05
 
 
