@@ -11,6 +11,7 @@ from policies.fair_queue import FairQueue, Flow
 
 _BATCH: Final = int(ServiceClass.BATCH)
 _ROUNDING: Final = 1e-6
+_LEAST_SHARE: Final = 1e-3
 _FADES: Final = 1.0 / 512
 """Share of `ModelQueue.full` that is forgotten with each dispatch."""
 
@@ -104,7 +105,8 @@ class ModelQueue:
         if above and share:
             above = min(above, max(before + tokens - self.credits[rank], 0.0) * (1 - share) / share)
         before += above
-        return before + min(sum(lower.tokens for lower in self.classes[rank + 1 :]), before * behind / (1 - behind))
+        own = max(1 - behind, _LEAST_SHARE)  # the highest class has none while nothing of it is here
+        return before + min(sum(lower.tokens for lower in self.classes[rank + 1 :]), before * behind / own)
 
     def fade(self, now: float) -> None:
         """Who was turned away long ago counts less and less; to be called now and then."""
@@ -113,7 +115,7 @@ class ModelQueue:
             self.overload = None
 
     def shares(self) -> Sequence[float]:
-        """What each class is owed of all tokens. The highest one keeps its part of the weights in any case."""
+        """What each class is owed of all tokens. The highest one keeps its part of the weights."""
         return self.reserves if self.overload is None else self._shares(self.overload)
 
     def _shares(self, overload: ClassOverload) -> Sequence[float]:

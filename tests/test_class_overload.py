@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from policies.admission import AdmissionQueue, make_admission
 from policies.admission_types import AdmissionSettings, ClassRules, Late, Queued, Request, ServiceClass
 from policies.class_overload import ClassOverload
+from policies.model_queue import ModelQueue
 
 INTERACTIVE, STANDARD, BATCH = ServiceClass
 RESERVE = 0.02
@@ -97,6 +98,14 @@ class Fleet:
         self.admission.finished(picked.ticket)
         self.admission.check_integrity()
         return tenant
+
+
+def test_a_highest_class_of_which_nothing_is_here_can_be_asked_for_its_wait() -> None:
+    queue = ModelQueue([0.0, RESERVE, RESERVE], quantum=100.0)
+    queue.overload = overloaded([0.0] * 3, [100.0, 0.0, 0.0])
+    queue.classes[STANDARD].active, queue.classes[BATCH].tokens = 1.0, 500.0
+    assert sum(queue.shares()[1:]) == pytest.approx(1.0)
+    assert queue.ahead(INTERACTIVE, "a", 1.0, 100.0) <= 500.0
 
 
 def rules(reserve: float) -> AdmissionSettings:
