@@ -49,7 +49,7 @@ class Oracle:
         self.asked.append(worker)
         ttft = self.ttft.get(worker, (self.queued[worker] + uncached) / RATE + restore_s)
         said = (ttft, 1.2 * ttft, self.tpot, 1.2 * self.tpot)
-        made_from = Estimate(ttft, Situation.IDLE, 0, 0, ttft, ttft)
+        made_from = Estimate(ttft, Situation.IDLE, 0, -1, ttft)
         return Prediction(*said, Situation.IDLE, Load(), uncached, context, restore_s, made_from)
 
     def objective(self, ttft: float = TIGHT, tpot: float = inf, waited: float = 0.0) -> Objective:
