@@ -60,6 +60,10 @@ class AnswerFlights:
         """Who makes the call at the moment."""
         return self._leaders.get(key)
 
+    def askers(self, cached: CachedCall) -> int:
+        """How many get the answer that this one gets, as far as is known by now."""
+        return 1 + (self.table.line(cached.key) if cached.leads else 0)
+
     # -- streams
 
     def follow(self, exchange: Exchange, cached: CachedCall) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,14 @@ from gateway.config import Config, ConfigError, Problem
 from gateway.header_finder import header_finder
 from gateway.minilm_download import minilm_folder
 from gateway.semantic_caching import SemanticCaching
-from gateway.semantic_call import SemanticRequestSettings, VerifierSettings
+from gateway.semantic_call import Learner, SemanticRequestSettings, VerifierSettings
 from gateway.semantic_learners import EvidenceFile, Learners
 from policies.answer_agreement import AGREEMENT_NOISE
 from policies.guards.strength import NAMES
 from policies.semantic import SemanticSettings
 from policies.semantic_bounds import Noise
 from policies.semantic_request import Allowed
+from policies.tenant import TenantPolicy
 
 if TYPE_CHECKING:
     from gateway.config.semantic_cache import SemanticEmbedding
@@ -145,6 +146,7 @@ def semantic_caching(config: Config, opened: OpenedSemantic) -> SemanticCaching:
 
     learners = Learners(policy_settings(config), config.semantic_cache.mode)
     learners.take_up(opened.learnt)
+    learners.forget(_has_left(config))
     return SemanticCaching(
         opened.questions,
         EmbeddingBatcher(opened.embedder),
@@ -159,6 +161,13 @@ def configure(semantic: SemanticCaching, config: Config) -> None:
     """Another configuration is in force."""
     semantic.settings = request_settings(config)
     semantic.learners.configure(policy_settings(config), config.semantic_cache.mode)
+    semantic.learners.forget(_has_left(config))
+
+
+def _has_left(config: Config) -> Callable[[Learner], bool]:
+    """Is it one of a tenant that there is no more?"""
+    names = {tenant.name for tenant in config.tenants.members} or {TenantPolicy().name}
+    return lambda learner: learner.tenant not in names
 
 
 def request_settings(config: Config) -> SemanticRequestSettings:

@@ -202,6 +202,7 @@ class SemanticCaching(Lessons):
             candidate,
             self._sample(),
             now,
+            answers=cached.caching.flights.askers(cached),
             client_floor=wishes.min_similarity,
             client_delta=wishes.max_error,
             client_max_age=asked.max_age,

@@ -8,9 +8,9 @@ answer is more than δ; and a category by itself is only kept from being estimat
 
 **How.** A candidate's expected risk comes from a curve over similarity that all entries of its category share, and from
 what its own entry has shown (`RiskCurve`, `Entries`). It is served if the tenant's candidates of no greater expected
-risk have a bound of at most δ (`Evidence`), those of its category among them an estimate of at most δ, and if its own
-expected risk is at most δ as well. Labels are got by asking a worker after all, and comparing: for all that may not be
-served, which is a miss anyway, and for a share, drawn at random, of what may. An entry found wrong goes into
+risk have a bound of at most δ (`Evidence`), those of its category among them an estimate of at most δ, and its own
+expected risk is at most about twice that. Labels are got by asking a worker after all, and comparing: for all that may
+not be served, which is a miss anyway, and for a share, drawn at random, of what may. An entry found wrong goes into
 quarantine.
 
 The idea to learn for each entry when it may be served, by exploring at random under a bound on the error, is that of
@@ -28,9 +28,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from policies.guards.strength import NAMES
+from policies.semantic_change import ChangeDetector
 from policies.semantic_curve import RiskCurve, Standings, bin_of
 from policies.semantic_entries import QUARANTINED, Entries
-from policies.semantic_evidence import LEVELS, ChangeDetector, Evidence, levels_for
+from policies.semantic_evidence import LEVELS, Evidence, level_of
 from policies.semantic_report import CategoryCounts, CategoryReport, report_of
 from policies.semantic_types import Candidate, Choice, Decision, Outcome, SemanticSettings, Why
 
@@ -43,7 +44,7 @@ _KEPT: Final = 0.1
 """Of what the curve has learnt, after a change."""
 _MOST_CLIENTS: Final = 1_024
 _HOUR: Final = 3_600.0
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _STRENGTHS: Final = {strength: name for name, strength in NAMES.items()}
 
 _Class = tuple[str, int]
@@ -92,10 +93,11 @@ class SemanticPolicy:
         client_floor: float | None = None,
         client_delta: float | None = None,
         client_max_age: float | None = None,
+        answers: int = 1,
     ) -> Decision:
         """What to do with a request. `sample` is drawn anew for each, evenly from [0, 1). What a client asks for only
-        counts where it is stricter than the settings. Counts the candidate, lets go of what is too old, and changes
-        nothing else.
+        counts where it is stricter than the settings. `answers` is of how many requests, all the same, it decides.
+        Counts the candidate, lets go of what is too old, and changes nothing else.
         """
         refused = self._refused(candidate, client_floor, client_max_age)
         if refused is not None:
@@ -107,7 +109,7 @@ class SemanticPolicy:
         settings = self.settings
         estimate, bound, why = self._judged(known, candidate, settings.delta)
         audited = why is Why.BOUND and not settings.shadow
-        rate = settings.audits(self._trusted) if audited else settings.learn_rate
+        rate = settings.audits(self._trusted, doubts=self._detector.level > 0.0) if audited else settings.learn_rate
         if why is Why.BOUND and client_delta is not None and client_delta < settings.delta:
             # Drawn as often as if its client had said nothing: the labels of those who are never served would outnumber
             # the others'.
@@ -118,12 +120,12 @@ class SemanticPolicy:
         if would_serve:
             known.counts.would_serve += 1
             if sample >= rate and not settings.shadow:
-                known.counts.served += 1
-                self._trusted += 1
-                return Decision(Choice.SERVE, why, estimate, bound, would_serve)
+                known.counts.served += answers
+                self._trusted += answers
+                return Decision(Choice.SERVE, why, estimate, bound, would_serve, answers=answers)
             why = Why.AUDIT
         choice = Choice.EXPLORE if sample < rate else Choice.MISS
-        return Decision(choice, why, estimate, bound, would_serve, proves=sample < settings.learn_rate)
+        return Decision(choice, why, estimate, bound, would_serve, rate, answers)
 
     def observe(self, candidate: Candidate, decision: Decision, *, wrong: bool, source: str, now: float) -> Outcome:
         """A comparison that `decide` asked for by EXPLORE: of the entry's answer with what a worker said. Only such
@@ -143,9 +145,9 @@ class SemanticPolicy:
         if decision.why is not Why.QUARANTINE:
             estimate = decision.estimate
             changed = self._watch(known, estimate, wrong, at)
-            if decision.proves and not changed:
-                known.evidence.observe(estimate, at, wrong, now)
-                self._evidence.observe(estimate, at, wrong, now)
+            if not changed:
+                for evidence in (known.evidence, self._evidence):
+                    evidence.observe(estimate, at, wrong, now, share=decision.share, answers=decision.answers)
             standing = self._entries.standing(candidate.entry, candidate.similarity, known.epoch)
             known.curve.observe(bin_of(candidate.similarity), max(standing, 0), noise.unbiased(wrong))
         drop = self._entries.observe(candidate.entry, candidate.similarity, wrong, known.epoch)
@@ -251,27 +253,32 @@ class SemanticPolicy:
         if standing == QUARANTINED:
             return 1.0, 1.0, Why.QUARANTINE
         risk = known.curve.risk(bin_of(candidate.similarity), standing)
-        proved = self._evidence.proved(risk, delta)
-        if proved is None or known.evidence.rate(proved[0]) > delta:
+        proved = self._evidence.proved(risk, delta, known.evidence)
+        if proved is None:
             return risk, 1.0, Why.LEARNING
         bound = proved[1]
-        if self._detector.level:
+        if self._detector.doubts:
             return risk, bound, Why.CHANGED
         return risk, bound, Why.BOUND
 
     def _watch(self, known: _Known, estimate: float, wrong: bool, source: int) -> bool:
-        """Whether this label shows that the world has changed; then all of the category is learnt anew."""
+        """Whether this label shows that the world has changed; then all of the category is learnt anew. What counts is
+        what is served, and what is of no greater risk than δ.
+        """
         delta = self.settings.delta
-        levels = levels_for(delta)
-        if not levels or estimate > LEVELS[levels[0]]:
+        level = level_of(delta)
+        proved = self._evidence.proved(0.0, delta)
+        if proved is not None:
+            level = max(level, proved[0])
+        if level < 0 or estimate > LEVELS[level]:
             return False
         noise = self._noises[source]
-        if self._detector.observe(wrong, noise, self._evidence.rate(levels[0]), delta):
+        if self._detector.observe(wrong, noise, self._evidence.rate(level), delta):
             for each in self._classes.values():
                 self._start_anew(each)
             return True
         # A category of few requests may change alone, too little to be seen in all.
-        if known.detector.observe(wrong, noise, known.evidence.rate(levels[0]), delta):
+        if known.detector.observe(wrong, noise, known.evidence.rate(level), delta):
             self._start_anew(known)
             return True
         return False

@@ -16,9 +16,12 @@ from typing import Final
 BINS: Final = 48
 _STEPS: Final = 4.0
 """Bins for each halving of the distance to 1: near-duplicates are told apart, far ones are not."""
-BELIEVED: Final = (1.0, 0.6, 0.4, 0.2, 0.1, 1.0)
-"""Factors before anything is learnt: the more often an entry was found right, the less; the last for those that were
-found wrong before and came out of quarantine."""
+_BELIEVED_NEAR: Final = (1.0, 0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07)
+_BELIEVED_FAR: Final = (0.9, 0.7, 0.5)
+_BELIEVED_SHAKEN: Final = (1.0, 0.6)
+BELIEVED: Final = _BELIEVED_NEAR + _BELIEVED_FAR + _BELIEVED_SHAKEN
+"""Factors before anything is learnt, by what `Entries` calls a standing: the more often an entry was found right, the
+less; less so for questions farther from it than those were; the last two for entries that were found wrong before."""
 FACTORS: Final = len(BELIEVED)
 _PRIOR: Final = 0.5
 """Wrong answers, and twice as many labels, that any run of bins is believed to have had."""
@@ -85,25 +88,32 @@ class Standings:
 class RiskCurve:
     """Of one category; learns from every label."""
 
-    __slots__ = ("_base", "_due", "_exposed", "_since", "_standings", "_wrong")
+    __slots__ = ("_base", "_due", "_exposed", "_labels", "_since", "_standings", "_unseen", "_wrong")
 
     def __init__(self, standings: Standings) -> None:
         self._standings = standings
         self._exposed = [0.0] * BINS
         """Labels, each as many as its standing's factor says: those of well-proved entries tell little of others."""
         self._wrong = [0.0] * BINS
+        self._labels = [0.0] * BINS
+        """As many as they are."""
+        self._unseen = [1.0] * BINS
+        """Least risk of a bin: half a wrong one in the labels that were as near or nearer. That what is nearer is safer
+        is only believed as far as it was seen: near-duplicates that mean something else are nearer than most that
+        mean the same."""
         self._base = [0.5] * BINS
         self._since = 0.0
         self._due = 1.0
 
     def risk(self, bin_: int, standing: int) -> float:
         """Of a candidate in this bin whose entry has shown this much; at most 1."""
-        return min(self._base[bin_] * self._standings.factors[standing], 1.0)
+        return min(max(self._base[bin_] * self._standings.factors[standing], self._unseen[bin_]), 1.0)
 
     def observe(self, bin_: int, standing: int, wrong: float) -> None:
         """`wrong` is 0 or 1; a little off these for a source that errs, so that it is right on average."""
         self._exposed[bin_] += self._standings.factors[standing]
         self._wrong[bin_] += wrong
+        self._labels[bin_] += 1.0
         self._standings.observe(standing, self._base[bin_], wrong)
         self._since += 1.0
         if self._since >= self._due:
@@ -113,15 +123,16 @@ class RiskCurve:
         """What was learnt counts only this share from now on."""
         self._exposed = [each * kept for each in self._exposed]
         self._wrong = [each * kept for each in self._wrong]
+        self._labels = [each * kept for each in self._labels]
         self._fit()
 
     def dump(self) -> list[list[float]]:
         """Plain data for `load`."""
-        return [list(self._exposed), list(self._wrong)]
+        return [list(self._exposed), list(self._wrong), list(self._labels)]
 
     def load(self, data: list[list[float]]) -> None:
         """What `dump` returned. Raises ValueError for another shape."""
-        self._exposed, self._wrong = _lists(data, BINS, 2)
+        self._exposed, self._wrong, self._labels = _lists(data, BINS, 3)
         self._fit()
 
     def _fit(self) -> None:
@@ -130,6 +141,10 @@ class RiskCurve:
             # A bin of many labels speaks for itself: near-duplicates that mean something else can make the risk rise
             # again close to 1.
             self._base[at] = (max(wrong, 0.0) + _POOLED * pooled[at]) / (exposed + _POOLED)
+        above = 0.0
+        for at in range(BINS - 1, -1, -1):
+            above += self._labels[at]
+            self._unseen[at] = _PRIOR / (above + 2 * _PRIOR)
         self._since, self._due = 0.0, max(sum(self._exposed) * _REFIT, 1.0)
 
 

@@ -13,11 +13,15 @@ from typing import Any, Final
 from policies.semantic_curve import FACTORS
 
 QUARANTINED: Final = -1
-_SHAKEN: Final = FACTORS - 1
-_STEPS: Final = (1, 2, 4, 9)
+_NEAR: Final = (1, 2, 3, 4, 6, 9, 16)
 """So many comparisons in a row that found it right make the next better standing."""
+_FAR: Final = (1, 2, 4)
+"""The same for questions that are less similar than any that was found right; these standings come next."""
 _FARTHER: Final = 0.02
-"""A similarity lower by more than this than any that was found right is new to an entry."""
+"""Less similar is what is so by more than this."""
+_SHAKEN: Final = FACTORS - 2
+"""And then those of entries that were found wrong before: the second once so many comparisons found one right since."""
+_RECOVERED: Final = 4
 _FORGIVEN: Final = 24
 """Comparisons in a row that found an entry right, after which a strike is forgiven."""
 _MOST_RIGHT: Final = 1_000
@@ -63,10 +67,12 @@ class Entries:
         if record is None:
             return 0
         if record.strikes:
-            return _SHAKEN
-        if record.epoch != epoch or similarity < record.nearest_known - _FARTHER:
+            return _SHAKEN + (record.right >= _RECOVERED)
+        if record.epoch != epoch or not record.right:
             return 0
-        return sum(record.right >= step for step in _STEPS)
+        if similarity < record.nearest_known - _FARTHER:
+            return len(_NEAR) + sum(record.right >= step for step in _FAR)
+        return sum(record.right >= step for step in _NEAR)
 
     def observe(self, entry: str, similarity: float, wrong: bool, epoch: int) -> tuple[str, ...]:
         """Learns from a comparison; the entries that the cache shall drop."""

@@ -1,44 +1,66 @@
-"""What has been proved of candidates: bounds by expected risk, and whether the world has changed since.
+"""What has been proved of candidates: bounds by expected risk.
 
 Candidates are ordered by the risk that was expected of them *before* their label was known (`RiskCurve`), and cut at
 some levels. For all candidates up to a level, the labels bound how often they are wrong. That bound does not depend on
-the curve being right: a bad curve costs hits, not correctness. The levels that one δ looks at share its α (Bates et
-al., "Distribution-free, risk-controlling prediction sets", 2021, choose a threshold by such bounds; Blum, Kalai and
-Langford, 1999, count errors progressively, each before it is learnt from).
+the curve being right: a bad curve costs hits, not correctness (Bates et al., "Distribution-free, risk-controlling
+prediction sets", 2021, choose a threshold by such bounds; Blum, Kalai and Langford, 1999, count errors progressively,
+each before it is learnt from).
 
-Which candidates are labelled is drawn at random, more often where serving is not allowed yet. Those are the riskier
-ones, so a level's labels overstate its risk rather than understate it.
+The levels that one δ looks at are proved in a fixed order, and each only once those before it are. So each has the
+whole of α: the first that is not below δ is wrongly held to be with probability α at most, and without it none of the
+later ones is reached (fixed sequence testing, as in Angelopoulos et al., "Learn then test", 2021).
+
+Which candidates are labelled is drawn at random, more often where serving is not allowed. So each band between two
+levels weighs as many candidates as its labels were drawn from, not as many as it has labels (a stratified sample); or
+else what is rarely served would count most. How often a band is drawn depends on what is known of it, not on what the
+draw will show. Where the weights are off, the riskier bands are the ones drawn more often, and weigh too much rather
+than too little.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from math import log
+from functools import lru_cache
+from itertools import accumulate
+from math import log2
 from typing import Any, Final
 
 from policies.semantic_bounds import Counts, Noise, upper_bound
 
 LEVELS: Final = tuple(0.001 * 2 ** (step / 2) for step in range(16))
 """Of expected risk, from 0.1 to 18%; what is above the last is never served."""
-LOOKED_AT: Final = 3
-"""Levels that one δ may use, each half of the one above; the highest is δ at most: no answer is served whose own
-expected risk is above δ, however good the others are."""
+_BELOW: Final = 2
+_ABOVE: Final = 2
+"""Steps from the level at δ to the first and the last that are looked at: from half of δ to twice as much."""
 _STALE: Final = 0.02
 """Of the labels there were: so many more that show nothing wrong, and a bound is worth computing anew."""
+_STEP: Final = 8.0
+"""At least so many, but for the first few."""
+_FINENESS: Final = 2
+"""Bands whose weights differ by less than a factor of √2 are counted together."""
+_LEAST_SHARE: Final = 0.01
 
 Table = list[list[float]]
-"""By level, then labels and wrong ones of each source in turn."""
+"""By band: candidates, then labels and wrong ones of each source in turn."""
 
 
+def level_of(delta: float) -> int:
+    """Index into `LEVELS` of the highest that is δ at most; −1 where there is none."""
+    return bisect_left(LEVELS, delta * (1 + 1e-9)) - 1
+
+
+@lru_cache(maxsize=256)
 def levels_for(delta: float) -> range:
-    """Indices into `LEVELS`, the highest first; empty where δ is below all."""
-    top = bisect_left(LEVELS, delta * (1 + 1e-9)) - 1
-    return range(top, max(top - 2 * LOOKED_AT, -1), -2)
+    """Indices into `LEVELS` in the order in which they are proved, the lowest first; empty where δ is below all."""
+    middle = level_of(delta)
+    if middle < 0:
+        return range(0)
+    return range(max(middle - _BELOW, middle % 2), min(middle + _ABOVE + 1, len(LEVELS)), 2)
 
 
 class Evidence:
-    """Labels by level, of a tenant or of one category of it."""
+    """Labels by band, of a tenant or of one category of it."""
 
     __slots__ = (
         "_age",
@@ -46,18 +68,20 @@ class Evidence:
         "_bounds",
         "_fresh",
         "_labels",
+        "_mass",
         "_most",
         "_new",
         "_noises",
         "_old",
         "_started",
+        "_up_to",
         "_wrong",
     )
 
     def __init__(self, noises: Sequence[Noise], alpha: float, most_labels: int, most_age: float) -> None:
         """Sources are known by their place in `noises`. Labels are forgotten as the settings of the tenant say."""
         self._noises = tuple(noises)
-        self._alpha = alpha / LOOKED_AT
+        self._alpha = alpha
         self._most = most_labels
         self._age = most_age
         self._started = 0.0
@@ -66,52 +90,76 @@ class Evidence:
         self._old = self._empty()
         self._new = self._empty()
         self._labels = [0.0] * len(LEVELS)
-        """Up to each level, and of these the wrong ones, as far as the sources' errors are known."""
+        """By band, in both tables; so are the next three."""
+        self._mass = [0.0] * len(LEVELS)
+        """Candidates."""
+        self._up_to = [0.0] * len(LEVELS)
+        """Labels of a band and all below it."""
         self._wrong = [0.0] * len(LEVELS)
+        """Labels that say wrong, corrected by what is known of their sources' errors."""
         self._bounds: dict[int, tuple[float, float]] = {}
         """Level → bound, and the number of labels from which on it is computed anew."""
 
-    def proved(self, risk: float, delta: float) -> tuple[int, float] | None:
-        """A level of candidates of this expected risk or more that has a bound of δ or less, and that bound; None where
-        there is none.
+    def proved(self, risk: float, delta: float, category: Evidence | None = None) -> tuple[int, float] | None:
+        """The highest level of candidates of this expected risk or more that has a bound of δ or less, and that bound;
+        None where there is none. Only levels count up to which the category's own estimate is at most δ as well.
         """
+        found: list[tuple[int, float]] = []
         for level in levels_for(delta):
-            if risk > LEVELS[level]:
-                return None
             bound = self.bound(level)
-            if bound <= delta:
-                return level, bound
-        return None
+            if bound > delta:
+                break
+            if risk <= LEVELS[level]:
+                found.append((level, bound))
+        while found and category is not None and category.rate(found[-1][0]) > delta:
+            found.pop()
+        return found[-1] if found else None
 
     def bound(self, level: int) -> float:
         """Upper bound for candidates up to a level; 1 where nothing is known."""
-        labels = self._labels[level]
+        labels = self._up_to[level]
         known = self._bounds.get(level)
         if known is not None and labels < known[1]:
             return known[0]
         bound = upper_bound(list(self._counts(level)), self._alpha, near=known[0] if known else LEVELS[level])
-        self._bounds[level] = bound, labels + max(labels * _STALE, 8.0)
+        self._bounds[level] = bound, labels + max(labels * _STALE, min(labels, _STEP), 1.0)
         return bound
 
     def rate(self, level: int) -> float:
         """The most likely share of wrong ones up to a level, with half a wrong one more than were seen."""
-        return (max(self._wrong[level], 0.0) + 0.5) / (self._labels[level] + 1.0)
+        wrong = mass = labels = 0.0
+        for at in range(level + 1):
+            if seen := self._labels[at]:
+                labels += seen
+                mass += self._mass[at]
+                wrong += self._wrong[at] * self._mass[at] / seen
+        one = mass / labels if labels else 1.0
+        return (max(wrong, 0.0) + 0.5 * one) / (mass + one)
 
-    def observe(self, risk: float, source: int, wrong: bool, now: float) -> None:
-        """A label, and the risk that was expected before it."""
-        level = bisect_left(LEVELS, risk)
-        if level >= len(LEVELS):
+    def observe(
+        self, risk: float, source: int, wrong: bool, now: float, *, share: float = 1.0, answers: int = 1
+    ) -> None:
+        """A label, the risk that was expected before it, and the share of candidates like it that are labelled. A wrong
+        answer counts for each of the `answers` that one decision would have served, a right one once: as labels, those
+        of the same answer tell nothing new.
+        """
+        band = bisect_left(LEVELS, risk)
+        if band >= len(LEVELS):
             return
         self.let_go(now)
-        row, told = self._new[level], self._noises[source].unbiased(wrong)
-        self._fresh += 1.0
-        row[2 * source] += 1.0
-        row[2 * source + 1] += wrong
-        for above in range(level, len(LEVELS)):
-            self._labels[above] += 1.0
-            self._wrong[above] += told
+        labels = float(answers) if wrong else 1.0
+        row, mass = self._new[band], labels / max(share, _LEAST_SHARE)
+        row[0] += mass
+        row[1 + 2 * source] += labels
+        row[2 + 2 * source] += labels * wrong
+        self._fresh += labels
+        self._labels[band] += labels
+        self._mass[band] += mass
+        self._wrong[band] += labels * self._noises[source].unbiased(wrong)
+        for level in range(band, len(LEVELS)):
+            self._up_to[level] += labels
             if wrong:
-                self._bounds.pop(above, None)
+                self._bounds.pop(level, None)
 
     def let_go(self, now: float) -> None:
         """Labels that are too many, or too old even if nothing has come since."""
@@ -136,7 +184,7 @@ class Evidence:
         """What was dumped with as many sources. Raises ValueError, KeyError or TypeError for another shape."""
         old, new = data["old"], data["new"]
         for table in (old, new):
-            if len(table) != len(LEVELS) or any(len(row) != 2 * len(self._noises) for row in table):
+            if len(table) != len(LEVELS) or any(len(row) != 1 + 2 * len(self._noises) for row in table):
                 raise ValueError("evidence of another shape")
         self._old, self._new = ([[float(each) for each in row] for row in table] for table in (old, new))
         self._started = float(data["started"])
@@ -147,50 +195,32 @@ class Evidence:
         self._count()
 
     def _empty(self) -> Table:
-        return [[0.0] * (2 * len(self._noises)) for _ in LEVELS]
+        return [[0.0] * (1 + 2 * len(self._noises)) for _ in LEVELS]
+
+    def _row(self, band: int) -> list[float]:
+        return [old + new for old, new in zip(self._old[band], self._new[band], strict=True)]
 
     def _count(self) -> None:
-        self._fresh = sum(sum(row[::2]) for row in self._new)
-        for level in range(len(LEVELS)):
-            counts = list(self._counts(level))
-            self._labels[level] = sum(one.labels for one in counts)
-            self._wrong[level] = sum(
-                one.noise.unbiased(True) * one.wrong + one.noise.unbiased(False) * (one.labels - one.wrong)
-                for one in counts
+        self._fresh = sum(sum(row[1::2]) for row in self._new)
+        for band in range(len(LEVELS)):
+            row = self._row(band)
+            self._mass[band], self._labels[band] = row[0], sum(row[1::2])
+            self._wrong[band] = sum(
+                noise.unbiased(True) * wrong + noise.unbiased(False) * (labels - wrong)
+                for noise, labels, wrong in zip(self._noises, row[1::2], row[2::2], strict=True)
             )
+        self._up_to = [*accumulate(self._labels)]
         self._bounds.clear()
 
     def _counts(self, level: int) -> Iterator[Counts]:
-        rows = [row for table in (self._old, self._new) for row in table[: level + 1]]
-        for source, noise in enumerate(self._noises):
-            labels = sum(row[2 * source] for row in rows)
-            if labels:
-                yield Counts(labels, sum(row[2 * source + 1] for row in rows), noise)
-
-
-class ChangeDetector:
-    """Whether wrong answers among what is, or would be, served come by chance or because the world has changed: Page's
-    CUSUM (1954) of how much more likely the labels are if the risk has lately become intolerable.
-
-    While it is above 0 nothing is served: whatever comes is compared until it is known. So a change costs the wrong
-    answers until the first that is compared, and few more.
-    """
-
-    __slots__ = ("level",)
-
-    _ALARM: Final = 6.0
-    """Some three wrong ones close together. It may take its time: nothing is served meanwhile."""
-
-    def __init__(self) -> None:
-        self.level = 0.0
-
-    def observe(self, wrong: bool, noise: Noise, usual: float, delta: float) -> bool:
-        """Whether what was known no longer holds. `usual` is the risk as known so far."""
-        usual = min(max(usual, delta / 4), delta * 0.75)
-        before, after = noise.seen(usual), noise.seen(min(max(2 * delta, 3 * usual), 0.5))
-        step = log(after / before) if wrong else log((1 - after) / (1 - before))
-        self.level = max(self.level + step, 0.0)
-        if self.level < self._ALARM:
-            return False
-        self.level = 0.0
-        return True
+        labels, mass = self._up_to[level], sum(self._mass[: level + 1])
+        bands: dict[int, list[list[float]]] = {}
+        for band in range(level + 1):
+            if seen := self._labels[band]:
+                weight = round(_FINENESS * log2(self._mass[band] / seen * labels / mass))
+                bands.setdefault(weight, []).append(self._row(band))
+        for weight, rows in bands.items():
+            total = [sum(column) for column in zip(*rows, strict=True)]
+            for noise, count, wrong in zip(self._noises, total[1::2], total[2::2], strict=True):
+                if count:
+                    yield Counts(count, wrong, noise, 2.0 ** (weight / _FINENESS))

@@ -71,9 +71,10 @@ class Decision(NamedTuple):
     """Upper confidence bound of that, for all candidates of no greater expected risk; 1 where none of δ is proved."""
     would_serve: bool
     """Would be served if nothing but shadow mode and the audit stood against it."""
-    proves: bool = True
-    """Its label counts as evidence; that of an audit only where it would have been drawn as well if it could not be
-    served, for else what is safe would be drawn more often than what is not."""
+    share: float = 1.0
+    """Of the candidates like this that are compared."""
+    answers: int = 1
+    """Requests that it is the answer to."""
 
 
 class Outcome(NamedTuple):
@@ -148,15 +149,18 @@ class SemanticSettings:
             if min(noise) < 0.0 or not isfinite(sum(noise)) or sum(noise) > 0.8:
                 raise ValueError(f"source {name!r} errs too often to tell anything: {noise}")
 
-    def audits(self, served: int) -> float:
+    def audits(self, served: int, *, doubts: bool = False) -> float:
         """Share of what may be served that is compared instead, after so many served answers.
 
         After a change all is served as before until the first wrong answer is compared, which takes 1 ÷ this share
         wrong answers on average, and three times as many once in twenty times. Half of what δ has granted so far has
-        to suffice for that; so many are compared at first, and ever fewer until `promise_hits`.
+        to suffice for that; so many are compared at first, and ever fewer until `promise_hits`. Half are as well while
+        one that was found wrong makes it doubtful (`doubts`) whether all is as it was.
         """
         if self.audit_rate is not None:
             return self.audit_rate
+        if doubts:
+            return _MOST_AUDITS
         return min(6.0 / (self.delta * min(max(served, 1), self.promise_hits)), _MOST_AUDITS)
 
     def lifetime(self, category: str) -> float:

@@ -341,6 +341,9 @@ async def test_identical_requests_look_once_and_are_served_together() -> None:
         await eventually(lambda: flights.table.waiting == 20)
         it.words.may.set()
         assert await asyncio.gather(*tasks) == [(ABOUT, "semantic")] * 20
+        # Each answer counts; as does the one that was not served after all, to who came before it was decided.
+        (_, policy), *_ = it.semantic.learners
+        assert sum(told.served for told in policy.report().values()) >= 20
         assert await alone == (ABOUT, "miss")
         assert (it.worker.calls, len(it.words.asked)) == (calls + 1, embedded + 1)
         await it.quiet()
@@ -590,6 +593,21 @@ async def test_tenants_and_their_models_have_rules_of_their_own() -> None:
         policies = {learner[:2]: policy.settings for learner, policy in it.semantic.learners}
         told = {who: (settings.delta, settings.ttl, settings.shadow) for who, settings in policies.items()}
         assert told == {("acme", "m"): (0.1, 60.0, False), ("crew", ""): (0.4, 86_400.0, False)}
+
+
+async def test_what_was_learnt_of_tenants_that_are_no_more_is_forgotten() -> None:
+    from gateway import semantic_assembly  # noqa: PLC0415 - of this test alone
+
+    async with semantic_setting(extra=tenants("acme", "crew")) as it:
+        for name in ("acme", "crew"):
+            await it.learn(PASSWORD, 2, key=KEYS[name])
+        assert {learner.tenant for learner, _ in it.semantic.learners} == {"acme", "crew"}
+        left = config_for(["http://127.0.0.1:1"], tenants("acme"))
+        semantic_assembly.configure(it.semantic, left)
+        assert [learner.tenant for learner, _ in it.semantic.learners] == ["acme"]
+        assert [learner.tenant for learner, _ in it.semantic.learners.snapshots()] == ["acme"]
+        semantic_assembly.configure(it.semantic, config_for(["http://127.0.0.1:1"]))
+        assert [*it.semantic.learners] == []
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from policies.semantic import Candidate, Choice, Outcome, SemanticPolicy, SemanticSettings, Why
 from policies.semantic_bounds import Noise
+from policies.semantic_change import ChangeDetector
 from policies.semantic_curve import BELIEVED, BINS, RiskCurve, Standings, bin_of
 from policies.semantic_entries import QUARANTINED, Entries
-from policies.semantic_evidence import LEVELS, ChangeDetector, Evidence, levels_for
+from policies.semantic_evidence import LEVELS, Evidence, levels_for
 from tests.bench import semantic_bound
 from tests.semantic_world import SCENARIOS, Simulation
 
@@ -130,7 +131,7 @@ def test_a_share_of_what_may_be_served_is_compared_and_of_what_may_not() -> None
 def counted(policy: SemanticPolicy) -> tuple[float, float]:
     """Labels in a tenant's evidence, and the wrong ones."""
     rows = [row for name in ("old", "new") for row in policy.snapshot()["evidence"][name]]
-    return sum(row[0] for row in rows), sum(row[1] for row in rows)
+    return sum(row[1] for row in rows), sum(row[2] for row in rows)
 
 
 def test_many_at_a_time_that_meet_a_wrong_entry_each_count() -> None:
@@ -152,14 +153,44 @@ def test_a_client_that_asks_for_more_is_compared_no_more_often() -> None:
     assert not any(one.would_serve for one in asked)
 
 
-def test_an_audit_proves_only_what_would_have_been_compared_anyway() -> None:
+def test_a_label_weighs_as_many_candidates_as_it_was_drawn_from() -> None:
     policy = taught(replace(SETTINGS, learn_rate=0.1, audit_rate=0.5))
+
+    def weighed() -> float:
+        return float(sum(row[0] for name in ("old", "new") for row in policy.snapshot()["evidence"][name]))
+
+    before = weighed()
+    label(policy, candidate("e1"), wrong=False)
+    assert weighed() - before == pytest.approx(2.0)
+    assert policy.decide(candidate("x", category="chat"), 0.0, 0.0).share == 0.1
+
+
+def test_what_is_rarely_drawn_counts_as_much_as_what_is_always_drawn() -> None:
+    """Nine in ten of a level's candidates are served, and one in ninety of these is compared."""
+    plain, weighted = Evidence([Noise()], 0.05, 10_000, 1e9), Evidence([Noise()], 0.05, 10_000, 1e9)
+    for number in range(2_000):
+        served = number % 10 != 0
+        wrong = not served and number % 200 == 0
+        if not served or number % 100 == 1:
+            risk = 0.001 if served else 0.004
+            plain.observe(risk, 0, wrong, 0.0)
+            weighted.observe(risk, 0, wrong, 0.0, share=1 / 90 if served else 1.0)
+    assert weighted.rate(8) < plain.rate(8) / 2
+    assert weighted.rate(8) == pytest.approx(10.5 / 2_000, rel=1.0)
+
+
+def test_a_wrong_answer_to_many_at_a_time_counts_for_each_and_a_right_one_once() -> None:
+    policy = taught()
     labels, wrong = counted(policy)
-    for sample, more in ((0.05, 1), (0.1, 1), (0.49, 1), (0.09, 2)):
-        decision = policy.decide(candidate("e1"), sample, 0.0)
-        assert (decision.choice, decision.why) == (Choice.EXPLORE, Why.AUDIT)
-        policy.observe(candidate("e1"), decision, wrong=False, source="shadow", now=0.0)
-        assert counted(policy) == (labels + more, wrong)
+    for each, (more, more_wrong) in ((False, (1, 0)), (True, (7 + 1, 7))):
+        seen = candidate(f"group {each}")
+        decision = policy.decide(seen, 0.0, 0.0, answers=7)
+        policy.observe(seen, decision, wrong=each, source="shadow", now=0.0)
+        assert counted(policy) == (labels + more, wrong + more_wrong)
+    served = policy.report()["/loose"].served
+    again = taught()
+    assert again.decide(candidate("e1"), NEVER, 0.0, answers=3).choice is Choice.SERVE
+    assert again.report()["/loose"].served == served + 3
 
 
 def test_what_is_too_old_proves_nothing_though_nothing_has_come_since() -> None:
@@ -172,7 +203,8 @@ def test_what_is_too_old_proves_nothing_though_nothing_has_come_since() -> None:
 def test_audits_are_many_at_first_and_few_later() -> None:
     settings = SemanticSettings(delta=0.01)
     assert [settings.audits(served) for served in (0, 1_200, 6_000, 10_000, 10**9)] == [0.5, 0.5, 0.1, 0.06, 0.06]
-    assert SETTINGS.audits(0) == 0.05
+    assert settings.audits(10**9, doubts=True) == 0.5
+    assert SETTINGS.audits(0) == SETTINGS.audits(0, doubts=True) == 0.05
 
 
 # --- it can only be tightened ---------------------------------------------------------------------------------
@@ -256,18 +288,21 @@ def test_standings() -> None:
     for _ in range(10):
         seen.append(entries.standing("a", 0.9, 0))
         entries.observe("a", 0.9, wrong=False, epoch=0)
-    assert seen == [0, 1, 2, 2, 3, 3, 3, 3, 3, 4]
-    # Farther than ever seen it has shown nothing, and nothing in another epoch.
-    assert [entries.standing("a", each, 0) for each in (0.99, 0.881, 0.87)] == [4, 4, 0]
+    assert seen == [0, 1, 2, 3, 4, 4, 5, 5, 5, 6]
+    # Farther than ever seen it has shown less, and nothing in another epoch.
+    assert [entries.standing("a", each, 0) for each in (0.99, 0.881, 0.87)] == [6, 6, 10]
     assert entries.standing("a", 0.9, 1) == 0
     entries.observe("a", 0.9, wrong=True, epoch=0)
     assert entries.standing("a", 0.99, 0) == QUARANTINED
     for _ in range(4):
         entries.observe("a", 0.9, wrong=False, epoch=0)
-    assert entries.standing("a", 0.99, 0) == len(BELIEVED) - 1
-    for _ in range(24):
+    assert entries.standing("a", 0.99, 0) == len(BELIEVED) - 2
+    for _ in range(4):
         entries.observe("a", 0.9, wrong=False, epoch=0)
-    assert entries.standing("a", 0.99, 0) == 4
+    assert entries.standing("a", 0.99, 0) == len(BELIEVED) - 1
+    for _ in range(20):
+        entries.observe("a", 0.9, wrong=False, epoch=0)
+    assert entries.standing("a", 0.99, 0) == 7
 
 
 def test_entries_are_bounded_and_a_quarantine_is_never_just_forgotten() -> None:
@@ -304,6 +339,19 @@ def test_the_curve_finds_risk_that_falls_and_risk_that_rises_again() -> None:
     assert curve.risk(bin_of(0.985), 0) > 0.1
 
 
+def test_what_is_nearer_than_all_that_was_seen_is_not_held_to_be_safe() -> None:
+    curve = RiskCurve(Standings())
+    for _ in range(3_000):
+        curve.observe(bin_of(0.93), 7, 0.0)
+    seen, unseen = bin_of(0.93), bin_of(0.995)
+    assert curve.risk(seen, 7) < 0.001
+    assert curve.risk(unseen, 7) == 0.5
+    for _ in range(99):
+        curve.observe(unseen, 7, 0.0)
+    assert curve.risk(unseen, 7) < 0.01
+    assert curve.risk(bin_of(0.9999), 7) == 0.5
+
+
 def test_the_curve_follows_a_slow_change() -> None:
     draw = random.Random(3).random
     curve = RiskCurve(Standings())
@@ -332,12 +380,33 @@ def test_levels_of_a_delta() -> None:
     assert [
         [round(LEVELS[level], 4) for level in levels_for(delta)] for delta in (0.05, 0.02, 0.01, 0.001, 0.0005)
     ] == [
-        [0.0453, 0.0226, 0.0113],
-        [0.016, 0.008, 0.004],
-        [0.008, 0.004, 0.002],
-        [0.001],
+        [0.0226, 0.0453, 0.0905],
+        [0.008, 0.016, 0.032],
+        [0.004, 0.008, 0.016],
+        [0.001, 0.002],
         [],
     ]
+
+
+def test_a_level_counts_only_once_those_below_it_are_proved() -> None:
+    evidence = Evidence([Noise()], 0.05, 10_000, 1e9)
+    low, middle, _ = levels_for(0.02)
+    for number in range(2_000):
+        evidence.observe(LEVELS[low], 0, number % 40 == 0, 0.0)
+        evidence.observe(LEVELS[middle], 0, wrong=False, now=0.0)
+    assert evidence.bound(middle) <= 0.02 < evidence.bound(low)
+    assert evidence.proved(LEVELS[middle], 0.02) is None
+
+
+@examples(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.0005, 0.05), st.booleans(), st.floats(0.05, 1.0)), max_size=200), st.data())
+def test_evidence_survives_as_plain_data(labels: list[tuple[float, bool, float]], data: st.DataObject) -> None:
+    evidence, copy = (Evidence([Noise(), Noise(0.0, 0.1)], 0.05, 10_000, 1e9) for _ in range(2))
+    for risk, wrong, share in labels:
+        evidence.observe(risk, data.draw(st.integers(0, 1)), wrong, 0.0, share=share)
+    copy.load(json.loads(json.dumps(evidence.dump())))
+    assert [copy.rate(level) for level in range(16)] == pytest.approx([evidence.rate(level) for level in range(16)])
+    assert copy.dump() == evidence.dump()
 
 
 def test_evidence_is_forgotten_by_number_and_by_age() -> None:
@@ -373,6 +442,16 @@ def test_a_change_is_found_and_chance_is_not() -> None:
     # About one in ten thousand comparisons.
     assert sum(alarms(0.005, 2_000, seed) for seed in range(20)) <= 8
     assert all(alarms(0.10, 300, seed) for seed in range(20))
+
+
+def test_a_change_is_in_doubt_until_right_ones_outweigh_the_wrong_one() -> None:
+    detector, needed = ChangeDetector(), 0
+    assert not detector.observe(True, Noise(), 0.0, 0.01)
+    while detector.doubts:
+        detector.observe(False, Noise(), 0.0, 0.01)
+        needed += 1
+    assert 50 <= needed <= 70
+    assert detector.level > 0.0
 
 
 def test_after_a_wrong_answer_nothing_is_served_until_it_is_known_whether_it_was_chance() -> None:
@@ -435,7 +514,7 @@ def test_what_was_learnt_survives_a_restart() -> None:
 @pytest.mark.parametrize(
     "spoilt",
     [
-        {"format": 1},
+        {"format": 2},
         {"sources": ["others"]},
         {"judged_by": "another threshold"},
         {"entries": [["a", 1]]},
