@@ -528,7 +528,9 @@ async def test_what_parsers_may_read_differently_is_nobody_elses() -> None:
         await eventually(lambda: it.worker.calls == 2)
         for _ in tasks:
             it.worker.may.release()
-        assert [(await task).fields["x-prefixgate-cache"] for task in tasks] == ["miss", "miss", "hit"]
+        told = [(await task).fields["x-prefixgate-cache"] for task in tasks]
+        assert told[0] == "miss"
+        assert sorted(told[1:]) == ["hit", "miss"], "whichever of them came first"
         assert it.worker.calls == 2
         it.check_left()
 

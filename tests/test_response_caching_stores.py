@@ -179,9 +179,8 @@ async def test_a_tenants_share_is_of_each_store(tmp_path: Path) -> None:
         it.worker.padding = 100_000
         for n in range(20):
             await it.ask(key=KEYS["acme"], seed=n)
-        assert await asyncio.to_thread(it.caching.cache.flush)
-        stores = await asyncio.to_thread(it.caching.cache.stores)
-        assert stores[Tier.HOST].bytes <= 512 << 10
-        assert stores[Tier.DISK].entries == 20
+        # Long answers are looked at in a thread, when their clients have them already.
+        await eventually(lambda: it.caching.cache.stores()[Tier.DISK].entries == 20)
+        assert it.caching.cache.memory_stats().bytes <= 512 << 10
         it.worker.padding = 0
         assert (await it.ask(key=KEYS["acme"], seed=0))[1] == "hit"
