@@ -12,6 +12,7 @@ import jwt
 import openai
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from gateway.config import ConfigError, JwtIssuer, parse_config
@@ -176,6 +177,16 @@ def test_settings_that_do_not_fit_are_told() -> None:
         assert problem in str(told.value)
 
 
+async def publishing(answer: Handler) -> tuple[web.AppRunner, str]:
+    """An issuer that gives its keys so, and where; whoever asks for it clears it away."""
+    application = web.Application()
+    application.router.add_get("/keys", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
+
+
 async def test_tokens_open_as_keys_do_and_new_keys_are_fetched() -> None:
     served = {"keys": jwks(one=RSA), "asked": 0}
 
@@ -185,12 +196,7 @@ async def test_tokens_open_as_keys_do_and_new_keys_are_fetched() -> None:
             return web.Response(status=500)
         return web.Response(body=served["keys"])
 
-    application = web.Application()
-    application.router.add_get("/keys", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
+    runner, url = await publishing(answer)
     extra = (
         f"tenants: {{salt_key: '{SALT_KEY}', members: [{{name: acme, keys: ['{digest('acme')}']}}],"
         f" jwt: {{issuer: '{ISSUER}', audience: {AUDIENCE}, jwks_url: '{url}'}}}}\n"
@@ -229,12 +235,7 @@ async def test_other_settings_keep_the_keys_that_the_issuer_published(tmp_path: 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=served[0]) if served else web.Response(status=500)
 
-    application = web.Application()
-    application.router.add_get("/keys", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
+    runner, url = await publishing(answer)
     section = (
         f"{{salt_key: '{SALT_KEY}', members: [{{name: acme}}],"
         f" jwt: {{issuer: '{ISSUER}', audience: {AUDIENCE}, jwks_url: '{url}'%s}}}}"
