@@ -12,7 +12,7 @@ from typing import Final
 
 from policies.guards.stemming import stem
 
-_SPELLINGS: Final = """
+SPELLINGS: Final = """
 organisation organization
 organise organize
 adviser advisor
@@ -77,6 +77,7 @@ metre meter
 ok okay
 tv television
 """
+"""One word in two spellings, a row each."""
 
 _WORDS: Final = """
 use utilize utilise
@@ -185,7 +186,7 @@ def table(*rows: str) -> dict[str, frozenset[int]]:
     return {word: frozenset(numbers) for word, numbers in found.items()}
 
 
-SPELLED: Final = frozenset(range(len(_SPELLINGS.strip().splitlines())))
+SPELLED: Final = frozenset(range(len(SPELLINGS.strip().splitlines())))
 """Numbers of the rows that are one word in two spellings."""
-GENERAL: Final = table(_SPELLINGS, _WORDS)
+GENERAL: Final = table(SPELLINGS, _WORDS)
 """What `table` says of any text."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.guards.synonyms import table
+from policies.guards.synonyms import SPELLINGS, table
 
 _GENERAL = """
 use utilize utilise
@@ -230,7 +230,6 @@ assortment variety
 sequence order
 arrangement order
 arrange organize
-organize organise
 organize structure
 structure arrange
 framework structure
@@ -342,7 +341,6 @@ infer derive
 derive deduce
 figure determine
 identify recognize
-recognise recognize
 recognize detect
 spot detect
 exist available
@@ -428,52 +426,9 @@ attorney lawyer
 photo photograph picture
 author writer
 phone telephone
-organisation organization
-advisor adviser
-color colour
-favorite favourite
-center centre
-theater theatre
-travelling traveling
-jewellery jewelry
-aluminium aluminum
-behaviour behavior
-neighbour neighbor
-labour labor
-honour honor
-flavour flavor
-humour humor
-grey gray
-tyre tire
-licence license
-defence defense
-offence offense
-analyse analyze
-realise realize
-optimise optimize
 optimize maximize
-customise customize
-initialise initialize
-serialise serialize
-normalise normalize
-summarise summarize
 summarize condense
-visualise visualize
-cancelled canceled
-modelling modeling
-labelled labeled
-catalogue catalog
-dialogue dialog
-programme program
 cheque check
-cosy cozy
-mum mom
-plough plow
-sceptical skeptical
-fulfil fulfill
-skilful skillful
-ok okay
-tv television
 usa us-country
 """
 
@@ -2024,7 +1979,7 @@ category class
 """
 
 
-STATEMENT: Final = table(_GENERAL, _STATEMENT)
+STATEMENT: Final = table(SPELLINGS, _GENERAL, _STATEMENT)
 """Stem → numbers of its rows; two stems with a number in common stand for each other where a text tells of software."""
 STATEMENT_TERMS: Final = frozenset("w:" + term for term in table(_STATEMENT))
 """Keys of the words by which texts tell of software."""
