@@ -21,8 +21,8 @@ class ChangeDetector:
     _ALARM: Final = 7.0
     """Some four wrong ones close together. It may take its time: nothing is served meanwhile."""
     _DOUBT: Final = 1.0
-    """Above it, a change is more than e times as likely as chance. Where δ is 1 or 2%, some half as many right answers in
-    a row end the doubt after a wrong one as would bring the level back to 0.
+    """Above it, a change is more than e times as likely as chance. Where δ is 1 or 2%, about half as many right answers
+    in a row end the doubt after a wrong one as would bring the level back to 0.
     """
 
     def __init__(self) -> None:
